@@ -2,8 +2,9 @@
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
+from distill.checkpoint.auto_class import AutoClass
 from distill.errors import InputError
 from distill.losses.logits import IGNORED
 from distill.tasks.task import output_layer
@@ -42,14 +43,14 @@ def fit_class_biases(logits: Tensor, labels: Tensor) -> Tensor:
     return (biases / log_scale.exp()).detach()
 
 
-def check_head_biases(config: PretrainedConfig) -> None:
-    """Checks that the output layer of classifiers with this config has biases.
+def check_head_biases(config: PretrainedConfig, auto: AutoClass) -> None:
+    """Checks that the output layer of models with this config has biases; `auto` is the task's auto class.
 
     Raises:
         InputError: It has none, as in decoders.
     """
     with torch.device("meta"):
-        model = AutoModelForSequenceClassification.from_config(config)
+        model = auto.from_config(config)
     if output_layer(model).bias is None:
         raise InputError(
             f"fit_class_biases: expected a classifier whose output layer has biases, found none in "

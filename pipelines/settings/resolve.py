@@ -111,7 +111,7 @@ def check_models(facts: Facts, task: "Task", *, reads_weights: bool) -> tuple[Di
             check_unquantized_checkpoint(each)
     task.check(teacher.config, teacher.name)
     if settings.fit_class_biases:
-        check_head_biases(teacher.config)
+        check_head_biases(teacher.config, task.auto)
     tokenizer = load_checked_tokenizer(teacher, task)
     check_fast(tokenizer, "teacher", "the student's could not be compared with it")
     models = {"teacher": (teacher.config, tokenizer)}
@@ -119,7 +119,7 @@ def check_models(facts: Facts, task: "Task", *, reads_weights: bool) -> tuple[Di
     if student is not None:
         task.check(student.config, student.name)
         if settings.fit_class_biases:
-            check_head_biases(student.config)
+            check_head_biases(student.config, task.auto)
         student_tokenizer = load_checked_tokenizer(student, task)
         differs = is_cross_tokenizer(settings, tokenizer, student_tokenizer)
         if differs:

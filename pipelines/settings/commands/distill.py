@@ -250,7 +250,7 @@ class DistillConfig:
         train: Optimizer, schedule and training loop of the student.
         attention_free_train: Optimizer, schedule and training loop of the students in `student.attention_free`.
         fit_class_biases: Add a bias to the logit of each class, fitted to the validation split, in the deployed
-            students and in the teacher that they are compared with; for text-classification.
+            students and in the teacher that they are compared with; for text-classification and token-classification.
         sampling: Which rows the student trains on in each epoch.
         machine: Hardware, processes, precision and logging.
         outer: How replicas that train independently are averaged; for strategies local-sgd and diloco.

@@ -14,6 +14,8 @@ from pipelines.settings.facts import Facts
 from pipelines.settings.rules.rule import Check, Rule
 from pipelines.settings.task_settings import STORED_FORM, run_task_arguments
 
+BIASED_TASKS = ("text-classification", "token-classification")  # one class for each text or word
+
 
 def is_head_of_another_task(f: Facts) -> bool:
     """Returns whether the teacher has the head of another task."""
@@ -96,9 +98,9 @@ TASK_RULES: tuple[Rule | Check, ...] = (
         ("task",),
     ),
     Rule(
-        lambda s, f: s.fit_class_biases and f.task != "text-classification",
-        "fit_class_biases: expected text-classification with one class per text, found {f.task}: its outputs aren't "
-        "the logits of classes of which the largest counts",
+        lambda s, f: s.fit_class_biases and f.task not in BIASED_TASKS,
+        "fit_class_biases: expected text-classification with one class per text, or token-classification, found "
+        "{f.task}: its outputs aren't the logits of classes of which the largest counts",
         ("task",),
     ),
     Rule(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, LlamaConfig
+from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification, LlamaConfig
 
 from distill.errors import InputError
 from distill.losses.logits import IGNORED
@@ -75,6 +75,7 @@ def test_added_biases_shift_the_logits_and_nothing_else(token_batch):
 
 def test_an_output_layer_without_biases_is_rejected():
     sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    check_head_biases(BertConfig(**sizes, intermediate_size=16, num_labels=3))
+    auto = AutoModelForSequenceClassification
+    check_head_biases(BertConfig(**sizes, intermediate_size=16, num_labels=3), auto)
     with pytest.raises(InputError, match="found none in LlamaForSequenceClassification"):
-        check_head_biases(LlamaConfig(**sizes, intermediate_size=16, num_labels=3))
+        check_head_biases(LlamaConfig(**sizes, intermediate_size=16, num_labels=3), auto)
