@@ -60,12 +60,14 @@ class MemberRows:
         margins: How sure it is, [rows].
         hits: Hits and counts, float64 [rows, 2]; a score is the sum of hits divided by the sum of counts.
         milliseconds: Mean latency of a text.
+        margin_ms: How much longer a text takes with the margin of its answer, which every member but the last computes.
     """
 
     name: str
     margins: np.ndarray
     hits: np.ndarray
     milliseconds: float
+    margin_ms: float
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def choose_cascade(
     milliseconds: Mapping[str, float],
     aim: CascadeTarget,
     *,
-    margin_cost_ms: float = 0.0,
+    margin_ms: Mapping[str, float] | None = None,
 ) -> ChosenCascade:
     """Returns the best cascade of one to three of the members.
 
@@ -103,7 +105,7 @@ def choose_cascade(
             micro F1. They may be the teacher's answers.
         milliseconds: Member -> mean latency of a text.
         aim: What to reach.
-        margin_cost_ms: Milliseconds that the margin of an answer takes, which every member but the last computes.
+        margin_ms: Member -> how much longer a text takes with the margin of its answer; None: no longer.
 
     Raises:
         CompressError: No combination reaches the aim; the message says what is the most that one reaches.
@@ -112,13 +114,19 @@ def choose_cascade(
         Power Inference, section 3; thresholds of all members together instead of one for a pair.
     """
     members = [
-        MemberRows(name, measure_margins(each, truth.ndim == 2), count_hits(each, truth), milliseconds[name])
+        MemberRows(
+            name,
+            measure_margins(each, truth.ndim == 2),
+            count_hits(each, truth),
+            milliseconds[name],
+            margin_ms[name] if margin_ms else 0.0,
+        )
         for name, each in sorted(probabilities.items(), key=lambda item: (milliseconds[item[0]], item[0]))
     ]
     best: tuple[tuple[float, float], ChosenCascade] | None = None
     highest, quickest = 0.0, np.inf
     for chain in list_chains(members):
-        sums = sum_chain(chain, np.arange(len(truth)), margin_cost_ms)
+        sums = sum_chain(chain, np.arange(len(truth)))
         scores = sums.hits[:, 0] / np.maximum(sums.hits[:, 1], 1)
         means = sums.milliseconds / len(truth)
         highest, quickest = max(highest, *scores, 0.0), min(quickest, *means, np.inf)
@@ -165,10 +173,10 @@ def list_chains(members: Sequence[MemberRows]) -> Iterator[tuple[MemberRows, ...
         yield from combinations(members, length)
 
 
-def sum_chain(chain: Sequence[MemberRows], rows: np.ndarray, margin_cost_ms: float) -> ChainSums:
+def sum_chain(chain: Sequence[MemberRows], rows: np.ndarray) -> ChainSums:
     """Returns what a chain reaches on these rows with each combination of thresholds; none if it can't divide them."""
     first, others = chain[0], chain[1:]
-    hits, paid = first.hits[rows], len(rows) * (first.milliseconds + (margin_cost_ms if others else 0))
+    hits, paid = first.hits[rows], len(rows) * (first.milliseconds + (first.margin_ms if others else 0))
     if not others:
         return ChainSums(np.zeros((1, 0)), hits.sum(0)[None], np.array([paid]))
     cuts = list_thresholds(first.margins[rows])
@@ -176,7 +184,7 @@ def sum_chain(chain: Sequence[MemberRows], rows: np.ndarray, margin_cost_ms: flo
     if len(others) == 1:  # all thresholds at once
         both = answered @ hits + ~answered @ others[0].hits[rows]
         return ChainSums(cuts[:, None], both, paid + (~answered).sum(1) * others[0].milliseconds)
-    parts = [sum_chain(others, rows[~accepted], margin_cost_ms) for accepted in answered]
+    parts = [sum_chain(others, rows[~accepted]) for accepted in answered]
     if not parts:
         return ChainSums(np.zeros((0, len(others))), np.zeros((0, 2)), np.zeros(0))
     thresholds = [

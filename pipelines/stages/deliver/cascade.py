@@ -29,7 +29,7 @@ from pipelines.stages.deliver.standalone import check_evaluated_models, export_c
 from pipelines.stages.prepare.compared_texts import select_texts_and_pairs
 from pipelines.stages.prepare.data import data_stage
 
-VERSION = 4  # of the algorithm of both stages; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 5  # of the algorithm of both stages; bump it when the same inputs give a different result (docs/stages.md)
 CASCADE, CASCADE_EVALUATION = "cascade", "evaluation.json"
 
 
@@ -94,14 +94,14 @@ def member_logits_stage(models: CascadeModels) -> Artefact:
 
 
 def time_members(models: CascadeModels, students: Mapping[str, Member]) -> JsonObject:
-    """Returns each student's mean latency on validation texts, and how long the margin of an answer takes, in ms."""
+    """Returns each student's mean latency on validation texts, and what the margin of its answer adds to it, in ms."""
     inputs = {name: models.list_timed_inputs(name, "validation") for name in students}
     runners: dict[str, Any] = dict(students)
     runners |= {f"margin of {name}": build_margin_runner(member, models) for name, member in students.items()}
     timed_inputs = inputs | {f"margin of {name}": each for name, each in inputs.items()}
     means = {name: float(each.mean()) for name, each in models.time_texts(runners, timed_inputs).items()}
-    margin_cost_ms = float(np.median([means[f"margin of {name}"] - means[name] for name in students]))
-    return {"milliseconds": {name: means[name] for name in students}, "margin_cost_ms": max(0.0, margin_cost_ms)}
+    margins = {name: max(0.0, means[f"margin of {name}"] - means[name]) for name in students}
+    return {"milliseconds": {name: means[name] for name in students}, "margin_ms": margins}
 
 
 def build_margin_runner(member: Member, models: CascadeModels) -> Any:
@@ -171,9 +171,7 @@ def choose_members(
         scores = [next(iter(models.score_logits("validation", logits[name]).values())) for name in references]
         aim = CascadeTarget(score=models.config.score * max(scores))
     truth = models.find_truth("validation")
-    return choose_cascade(
-        probabilities, truth, measured["milliseconds"], aim, margin_cost_ms=measured["margin_cost_ms"]
-    )
+    return choose_cascade(probabilities, truth, measured["milliseconds"], aim, margin_ms=measured["margin_ms"])
 
 
 def combine_logits(

@@ -11,7 +11,7 @@ from compress.cascade.thresholds import CascadeTarget, ChosenCascade, choose_cas
 from compress.errors import CompressError
 
 MILLISECONDS = {"small": 0.1, "middle": 0.7, "large": 2.0}
-MARGIN_MS = 0.05
+MARGIN_MS = {"small": 0.05, "middle": 0.02, "large": 0.3}
 
 
 def draw_probabilities(rows: int, seed: int, *, multi_label: bool) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -42,7 +42,7 @@ def list_all_cascades(probabilities: dict[str, np.ndarray], truth: np.ndarray) -
                 combined, cost = probabilities[chain[-1]].copy(), np.zeros(len(truth))
                 waiting = np.ones(len(truth), bool)
                 for name, threshold in zip(chain, (*thresholds, 0.0), strict=True):
-                    cost += waiting * (MILLISECONDS[name] + MARGIN_MS * (name != chain[-1]))
+                    cost += waiting * (MILLISECONDS[name] + MARGIN_MS[name] * (name != chain[-1]))
                     accepted = waiting & (margins[name] >= threshold)
                     combined[accepted] = probabilities[name][accepted]
                     waiting &= ~accepted
@@ -57,7 +57,7 @@ def apply_cascade(
     combined, total = np.zeros_like(probabilities["large"]), 0.0
     for row in range(len(truth)):
         for name, threshold in zip(chosen.order, chosen.thresholds, strict=True):
-            total += MILLISECONDS[name] + MARGIN_MS * (name != chosen.order[-1])
+            total += MILLISECONDS[name] + MARGIN_MS[name] * (name != chosen.order[-1])
             combined[row] = probabilities[name][row]
             if measure_margins(combined[row][None], truth.ndim == 2)[0] >= threshold:
                 break
@@ -71,15 +71,13 @@ def test_no_cascade_beats_the_chosen_one(seed, multi_label):
     cascades = list_all_cascades(probabilities, truth)
     for share in (0.8, 0.95, 1.0):
         least = share * max(each[0] for each in cascades)
-        chosen = choose_cascade(
-            probabilities, truth, MILLISECONDS, CascadeTarget(score=least), margin_cost_ms=MARGIN_MS
-        )
+        chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeTarget(score=least), margin_ms=MARGIN_MS)
         assert chosen.score >= least - 1e-9
         assert chosen.milliseconds == pytest.approx(min(ms for achieved, ms in cascades if achieved >= least - 1e-9))
         assert apply_cascade(chosen, probabilities, truth) == pytest.approx((chosen.score, chosen.milliseconds))
     for limit in (0.1, 0.4, 1.0, 3.0):
         chosen = choose_cascade(
-            probabilities, truth, MILLISECONDS, CascadeTarget(milliseconds=limit), margin_cost_ms=MARGIN_MS
+            probabilities, truth, MILLISECONDS, CascadeTarget(milliseconds=limit), margin_ms=MARGIN_MS
         )
         assert chosen.milliseconds <= limit * (1 + 1e-6)
         assert chosen.score == pytest.approx(max(achieved for achieved, ms in cascades if ms <= limit + 1e-9))
@@ -87,16 +85,14 @@ def test_no_cascade_beats_the_chosen_one(seed, multi_label):
 
 def test_many_rows_are_divided_as_well_as_by_a_fine_grid():
     probabilities, truth = draw_probabilities(3000, 0, multi_label=False)
-    chosen = choose_cascade(
-        probabilities, truth, MILLISECONDS, CascadeTarget(milliseconds=1.0), margin_cost_ms=MARGIN_MS
-    )
+    chosen = choose_cascade(probabilities, truth, MILLISECONDS, CascadeTarget(milliseconds=1.0), margin_ms=MARGIN_MS)
     assert chosen.milliseconds <= 1.0
     assert sum(chosen.shares) == pytest.approx(1)
     assert apply_cascade(chosen, probabilities, truth) == pytest.approx((chosen.score, chosen.milliseconds))
     small = measure_margins(probabilities["small"])
     for threshold in np.quantile(small, np.linspace(0, 1, 200)):  # pairs within the limit
         accepted = small >= threshold
-        if 0.1 + MARGIN_MS + 2.0 * (~accepted).mean() <= 1.0:
+        if 0.1 + MARGIN_MS["small"] + 2.0 * (~accepted).mean() <= 1.0:
             mixed = np.where(accepted[:, None], probabilities["small"], probabilities["large"])
             assert chosen.score >= score(mixed, truth) - 0.005
 
