@@ -187,13 +187,19 @@ def data_stages(settings: DistillConfig) -> list[str]:
 
 def selects_from_cache(settings: DistillConfig) -> bool:
     """Returns whether rows are selected by cached answers of the teacher."""
-    return settings.select.needs_outputs and settings.loss.needs_teacher and settings.teacher.signals == "cached"
+    return settings.select.needs_outputs and stores_signals(settings)
+
+
+def stores_signals(settings: DistillConfig) -> bool:
+    """Returns whether the teacher's signals are stored before the training."""
+    is_trained_on = settings.loss.needs_teacher and (not settings.student.trained or settings.quantize.scheme != "")
+    return is_trained_on and settings.teacher.signals == "cached"
 
 
 def signal_stages(settings: DistillConfig) -> list[str]:
     """Returns the stages that store what the teacher computes."""
     answers = ["answers"] if settings.sequences.share else []
-    if not settings.loss.needs_teacher or settings.teacher.signals != "cached":
+    if not stores_signals(settings):
         return answers
     others = [f"teacher-{number}" for number in range(2, 2 + len(settings.teacher.additional))]
     selected = ["select"] if selects_from_cache(settings) else []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distill.errors import InputError
 from pipelines.settings.commands.distill import DistillConfig
-from pipelines.settings.plan import RunPlan, selects_from_cache
+from pipelines.settings.plan import RunPlan, selects_from_cache, stores_signals
 
 if TYPE_CHECKING:
     from pipelines.runs.stage import Artefact, Run
@@ -65,7 +65,7 @@ def run_stages(run: "Run", plan: RunPlan) -> tuple[dict[str, "Artefact"], list["
     if settings.sequences.share:
         stages["answers"] = answers_stage(run, settings, stages["data"], stages["teacher"])
         stages["data"] = stages["answers"]
-    if settings.loss.needs_teacher and settings.teacher.signals == "cached":
+    if stores_signals(settings):
         source = stages["teacher"]
         if settings.teacher.additional:
             stages["ensemble"] = source = ensemble_stage(run, plan, stages["data"], stages["teacher"], precision)

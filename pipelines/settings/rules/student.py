@@ -106,10 +106,11 @@ STUDENT_RULES: tuple[Rule | Check, ...] = (
     Check(check_norms, ("teacher",)),
     Rule(
         lambda s, f: (
-            s.student.trained and ((f.is_student_built and s.student.spec != "teacher") or not s.quantize.scheme)
+            s.student.trained
+            and ((f.is_student_built and s.student.spec != "teacher") or not (s.quantize.scheme or s.fit_class_biases))
         ),
-        "student.trained: expected a checkpoint or teacher, and a quantize.scheme, found {s.student.spec!r} and scheme "
-        "{s.quantize.scheme!r}: there is nothing to do",
+        "student.trained: expected a checkpoint or teacher, and a quantize.scheme or fit_class_biases, found "
+        "{s.student.spec!r} and scheme {s.quantize.scheme!r}: there is nothing to do",
     ),
     Rule(
         lambda s, f: s.budget.requested and lacks_cached_logits(s),

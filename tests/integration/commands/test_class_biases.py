@@ -71,6 +71,17 @@ def test_students_without_attention_get_biases(inputs, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_student_that_is_already_trained_gets_biases(inputs, tmp_path):
+    run_to_success("distill", small_run(*inputs, tmp_path / "first"))
+    student, output = tmp_path / "first" / "student", tmp_path / "second"
+    trained = ("--student", str(student), "--student.trained", "true")
+    printed = run_to_success("distill", small_run(*inputs, output, *trained, *FITTED))
+    assert "cache: started" not in printed, "nothing is trained on the teacher's logits"
+    before, after = read_weights(student), read_weights(output / "student")
+    assert [name for name in before if not torch.equal(before[name], after[name])] == ["classifier.bias"]
+
+
+@pytest.mark.slow
 def test_tags_get_biases_that_fit_the_words(inputs, tmp_path):
     data = tagged_data(tmp_path / "tags")
     run_to_success("distill", small_run(inputs[0], data, tmp_path / "run", *FITTED, "--epochs", "8"))
