@@ -9,7 +9,7 @@ from distill.errors import InputError
 from distill.losses.logits import IGNORED
 from distill.tasks.task import output_layer
 
-_STEPS = 200  # at most, of the optimizer; a fit takes about 20
+_STEPS = 200  # of the optimizer, at most
 
 
 def fit_class_biases(logits: Tensor, labels: Tensor) -> Tensor:
@@ -23,8 +23,8 @@ def fit_class_biases(logits: Tensor, labels: Tensor) -> Tensor:
         logits: [rows, classes].
         labels: The rows' classes, int64 [rows]; those marked IGNORED are left out.
 
-    Source: Alexandari, Kundaje and Shrikumar 2020 (arXiv 1901.06852), section 3.2: bias-corrected temperature scaling,
-        without a prior.
+    Source: bias-corrected temperature scaling, Alexandari, Kundaje and Shrikumar 2020 (arXiv 1901.06852), who use no
+        prior and keep the scale.
     """
     logits = logits.detach().double()
     biases = torch.zeros(logits.shape[1], dtype=torch.float64, requires_grad=True)
