@@ -14,7 +14,7 @@ from pipelines.settings.facts import Facts
 from pipelines.settings.rules.rule import Check, Rule
 from pipelines.settings.task_settings import STORED_FORM, run_task_arguments
 
-BIASED_TASKS = ("text-classification", "token-classification")  # one class for each text or word
+ARGMAX_TASKS = ("text-classification", "token-classification")  # the class with the largest logit is predicted
 
 
 def is_head_of_another_task(f: Facts) -> bool:
@@ -98,9 +98,9 @@ TASK_RULES: tuple[Rule | Check, ...] = (
         ("task",),
     ),
     Rule(
-        lambda s, f: s.fit_class_biases and f.task not in BIASED_TASKS,
+        lambda s, f: s.fit_class_biases and f.task not in ARGMAX_TASKS,
         "fit_class_biases: expected text-classification with one class per text, or token-classification, found "
-        "{f.task}: its outputs aren't the logits of classes of which the largest counts",
+        "{f.task}: its predictions aren't the argmax of class logits",
         ("task",),
     ),
     Rule(

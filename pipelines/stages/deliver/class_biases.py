@@ -52,7 +52,7 @@ def class_biases_stage(run: Run, name: str, model: Artefact, data: Artefact, max
             ]
         biases = fit_to_outputs(task, outputs)
         add_class_biases(network, biases)
-        shutil.copytree(source, folder / MODEL)
+        shutil.copytree(source, folder / MODEL, ignore=shutil.ignore_patterns("model*.safetensors*"))
         save_model_folder(network, folder / MODEL)
         before, after = (
             score_outputs(task.scorer(encoded), outputs, added)[task.metric_name]
