@@ -30,13 +30,14 @@ from benchmarks.common.machine import describe_setup
 from benchmarks.common.results_folder import check_settings
 from benchmarks.pruning.logit_check import check_logits
 from benchmarks.pruning.sparse_runtimes import RUNTIMES, LogitsRunner, StudentFiles, UnavailableError, compute_logits
-from benchmarks.training.logit_experiment import LogitExperiment
+from benchmarks.training.logit_experiment import MAX_LENGTH, LogitExperiment
 from benchmarks.training.logit_training import collate_arrays, compute_all_logits
 from compress.measure.latency import Latency, TimedInputs, measure_latency
 from compress.sparsity.config import SparsityConfig
 from compress.sparsity.layers import compute_zero_shares
 from compress.sparsity.training import SparseTraining, prepare_sparse
 from distill.data.batches.batches import epoch_order
+from distill.data.config import DataConfig
 from distill.student.build import build_student
 from distill.train.config import TrainConfig
 from distill.train.optimizer import set_dropout
@@ -84,7 +85,8 @@ class Experiment(LogitExperiment):
 
     def __init__(self, options: argparse.Namespace):
         check_settings(Path(options.output), options, free=("student", "epochs", "learning_rate", "rounds", "threads"))
-        super().__init__(options.teacher, options.data, validation_fraction=0.05)
+        data = DataConfig(path=options.data, max_length=MAX_LENGTH, validation_fraction=0.05)
+        super().__init__(options.teacher, data)
         self.options = options
         name = f"{options.student}-{options.epochs}-{options.learning_rate:g}"
         self.folder = Path(options.output) / name.replace(",", "-")

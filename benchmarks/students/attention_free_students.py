@@ -1,4 +1,4 @@
-"""Students without attention beside model2vec's: accuracy and texts a second at the same size of table.
+"""Students without attention beside model2vec's: test score and texts a second at the same size of table.
 
     pip install -c constraints.txt -e '.[bench]'
     python -m benchmarks.students.attention_free_students --teacher runs/demo/teacher/KEY/model --data banking77/
@@ -7,10 +7,10 @@ Students are specs of `--student`, trained on the teacher's cached logits. The p
 is its own distillation with a logistic regression on the labels, `model2vec-trained` its classifier of static vectors,
 fitted on the labels with early stopping on the validation split. Every method tries as many values (learning rates, or
 strengths of the regression's penalty) with the first seed, and the best on the validation split is used with every
-seed. Printed are parameters, the mean and standard deviation of the test accuracy, the share of the teacher's, and
-texts a second on one thread with tokenization: after a pass over the training texts, the methods predict each test text
-once, in as many parts as there are `--rounds`, in turn; the median of the parts counts. Finished trainings are kept in
-the output folder.
+seed. Printed are parameters, the mean and standard deviation of the test score (the accuracy, or the micro F1 where a
+text may have several labels), the share of the teacher's, and texts a second on one thread with tokenization: after a
+pass over the training texts, the methods predict each test text once, in as many parts as there are `--rounds`, in
+turn; the median of the parts counts. Finished trainings are kept in the output folder.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import Results, check_settings
 from benchmarks.common.spread import format_percent
 from benchmarks.common.timing import median_ratio
-from benchmarks.training.logit_experiment import MAX_LENGTH, LogitExperiment, build_parser
+from benchmarks.training.logit_experiment import LogitExperiment, build_data_config, build_parser
 from compress.export.arrays.reader import Reader
 from compress.export.common.source import Source
 from compress.export.common.targets import find_target
@@ -39,8 +39,10 @@ from compress.export.write import write_targets
 from compress.measure.turns import time_in_turns
 from distill.checkpoint.custom_models import load_model_folder, save_model_folder
 from distill.data.batches.batches import epoch_order
+from distill.data.splits.examples import Examples
 from distill.student.build import build_student
 from distill.student.token_vectors import compute_token_vectors, fill_table, leave_out_special_tokens
+from distill.tasks.text_classification import MultiLabel
 from distill.train.config import TrainConfig
 from distill.train.optimizer import set_dropout
 from pipelines.runs.console import Console
@@ -53,6 +55,20 @@ PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)  # inverse strength of the reg
 BATCH = 64
 
 Predict = Callable[[Sequence[str]], Any]
+
+
+class Peer(NamedTuple):
+    """A trained model of model2vec.
+
+    Args:
+        predict: Returns the answers for some texts.
+        estimate: Returns the probabilities of the classes, [texts, classes].
+        parameters: Their number.
+    """
+
+    predict: Predict
+    estimate: Predict
+    parameters: int
 
 
 class Result(TypedDict):
@@ -81,7 +97,7 @@ def main() -> None:
     console, experiment = Console(), Experiment(options)
     chosen = {method: experiment.train_all(method, console) for method in options.methods}
     rates = experiment.measure_rates({method: results[0] for method, results in chosen.items()})
-    teacher = experiment.measure_accuracy(experiment.teacher, experiment.test)
+    teacher = experiment.measure_score(experiment.teacher, experiment.test)
     rows = [("teacher", "", "", f"{100 * teacher:.2f}", "100.0", "", "")]
     for method, results in chosen.items():
         scores = [each["test"] for each in results]
@@ -89,7 +105,8 @@ def main() -> None:
         first = results[0]
         chosen_value = f"{first['parameters']:,}", f"{first['rate']:g}"
         rows.append((method, *chosen_value, format_percent(scores), share, *rates[method]))
-    header = ("method", "parameters", "value", "test accuracy", "% of the teacher", "texts/s", "ratio to the first")
+    score = f"test {experiment.task.metric_name}"
+    header = ("method", "parameters", "value", score, "% of the teacher", "texts/s", "ratio to the first")
     console.table(f"{options.data}, tables of {options.width}, {len(options.seeds)} seeds", header, rows)
     console.say(f"{describe_setup()}, {options.threads} threads")
 
@@ -98,12 +115,12 @@ class Experiment(LogitExperiment):
     """The trainings and the folder of their results."""
 
     def __init__(self, options: argparse.Namespace):
-        super().__init__(options.teacher, options.data)
+        super().__init__(options.teacher, build_data_config(options))
         self.options, self.folder = options, Path(options.output)
         self.results: Results[Result] = Results(self.folder)
 
     def train_all(self, method: str, console: Console) -> list[Result]:
-        """Returns a method's trainings from every seed, at the value with the best validation accuracy."""
+        """Returns a method's trainings from every seed, at the value with the best validation score."""
         values = {PEER: PENALTIES, TRAINED_PEER: PEER_RATES}.get(method, RATES)
         train = partial(self.train_once, method, console=console)
         return train_at_best(train, values, self.options.seeds, lambda each: each["validation"])
@@ -114,16 +131,15 @@ class Experiment(LogitExperiment):
         if known is not None:
             return known
         if method in (PEER, TRAINED_PEER):
-            predict, parameters = self.fit_peer(method, value, seed)
-            scores = [
-                float((predict(part.texts) == np.array(part.labels)).mean())
-                for part in (self.splits.validation, self.splits.test)
-            ]
+            peer = self.fit_peer(method, value, seed)
+            parameters = peer.parameters
+            parts = ((self.splits.validation, self.validation), (self.splits.test, self.test))
+            scores = [self.score_logits(peer.estimate(part.texts) - 0.5, rows) for part, rows in parts]
         else:
             student = self.fit_student(method, value, seed, console)
             save_model_folder(student, self.name_folder(method, value, seed))
             parameters = student.num_parameters()
-            scores = [self.measure_accuracy(student, part) for part in (self.validation, self.test)]
+            scores = [self.measure_score(student, part) for part in (self.validation, self.test)]
         return self.results.add(
             Result(method=method, rate=value, seed=seed, parameters=parameters, validation=scores[0], test=scores[1])
         )
@@ -151,24 +167,37 @@ class Experiment(LogitExperiment):
             np.save(file, compute_token_vectors(self.teacher, self.tokenizer).numpy())
         return torch.from_numpy(np.load(file))
 
-    def fit_peer(self, method: str, value: float, seed: int) -> tuple[Predict, int]:
-        """Returns the predictions of model2vec's student for texts, and its number of parameters."""
-        static = self.load_peer()
-        texts, labels = self.splits.train.texts, list(self.splits.train.labels)
+    def fit_peer(self, method: str, value: float, seed: int) -> Peer:
+        """Returns a model of model2vec, trained on the labels."""
+        static, (texts, labels) = self.load_peer(), self.list_labelled(self.splits.train)
         if method == PEER:
-            from sklearn.linear_model import LogisticRegression
-
-            head = LogisticRegression(C=value, max_iter=1000, random_state=seed).fit(static.encode(texts), labels)
-            return lambda rows: head.predict(static.encode(list(rows))), static.embedding.size + head.coef_.size
+            head = fit_regression(static.encode(texts), self.splits.train.labels, value, seed)
+            size = static.embedding.size + static.embedding.shape[1] * len(self.task.labels)
+            return Peer(
+                lambda rows: head.predict(static.encode(list(rows))),
+                lambda rows: head.predict_proba(static.encode(list(rows))),
+                size,
+            )
         from model2vec.train import StaticModelForClassification
 
-        held_out = self.splits.validation
+        held_out_texts, held_out_labels = self.list_labelled(self.splits.validation)
         student = StaticModelForClassification.from_static_model(model=static)
         student.fit(
-            list(texts), labels, learning_rate=value, device="cpu", random_seed=seed,
-            X_val=list(held_out.texts), y_val=list(held_out.labels),
+            texts, labels, learning_rate=value, device="cpu", random_seed=seed,
+            X_val=held_out_texts, y_val=held_out_labels,
         )  # fmt: skip
-        return lambda rows: student.predict(list(rows)), sum(each.numel() for each in student.parameters())
+        return Peer(
+            lambda rows: student.predict(list(rows)),
+            lambda rows: student.predict_proba(list(rows)),
+            sum(each.numel() for each in student.parameters()),
+        )
+
+    def list_labelled(self, part: Examples) -> tuple[list[str], list[Any]]:
+        """Returns the texts of a split, and the class or the list of classes of each."""
+        labels = part.labels
+        if isinstance(self.task, MultiLabel):
+            labels = [np.flatnonzero(each).tolist() for each in labels]
+        return list(part.texts), labels
 
     def load_peer(self) -> Any:
         """Returns model2vec's static model of the teacher's body, made once."""
@@ -205,10 +234,27 @@ class Experiment(LogitExperiment):
         """Returns a method's predictions as it is deployed: arrays of numpy, or model2vec's own."""
         method, value, seed = result["method"], result["rate"], result["seed"]
         if method in (PEER, TRAINED_PEER):
-            return self.fit_peer(method, value, seed)[0]
+            return self.fit_peer(method, value, seed).predict
         folder = self.name_folder(method, value, seed)
         write_targets(Source(load_model_folder(folder), self.tokenizer), [find_target("numpy")], folder / "files")
-        return partial(Reader(folder / "files" / "numpy").classify, max_length=MAX_LENGTH)
+        return partial(Reader(folder / "files" / "numpy").classify, max_length=self.options.max_length)
+
+
+def fit_regression(vectors: np.ndarray, labels: Sequence[Any], strength: float, seed: int) -> Any:
+    """Returns a logistic regression of the labels, or one for each label where a text may have several.
+
+    Args:
+        vectors: [texts, width].
+        labels: A class of each text, or a 1 or 0 for each label.
+        strength: Inverse strength of the penalty.
+        seed: Of its solver.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.multiclass import OneVsRestClassifier
+
+    head = LogisticRegression(C=strength, max_iter=1000, random_state=seed)
+    several = np.ndim(labels) > 1
+    return (OneVsRestClassifier(head) if several else head).fit(vectors, np.array(labels))
 
 
 def predict_next(predict: Predict, parts: Iterator[Sequence[str]]) -> None:

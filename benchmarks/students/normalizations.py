@@ -28,7 +28,7 @@ from benchmarks.common.machine import describe_setup
 from benchmarks.common.rate_search import train_at_best
 from benchmarks.common.results_folder import check_settings
 from benchmarks.common.spread import format_percent
-from benchmarks.training.logit_experiment import LogitExperiment, build_parser
+from benchmarks.training.logit_experiment import LogitExperiment, build_data_config, build_parser
 from benchmarks.training.logit_training import collate_arrays
 from compress.export.common.fold import fold_norms
 from compress.export.common.source import Source
@@ -100,7 +100,7 @@ class Experiment(LogitExperiment):
     def __init__(self, options: argparse.Namespace):
         free = ("kinds", "student", "epochs", "seeds", "rates", "rounds", "threads")
         check_settings(Path(options.output), options, free=free)
-        super().__init__(options.teacher, options.data)
+        super().__init__(options.teacher, build_data_config(options))
         self.options = options
         count = options.rows or len(self.train)
         self.chosen = np.sort(np.random.default_rng(0).permutation(len(self.train))[:count])
@@ -118,7 +118,7 @@ class Experiment(LogitExperiment):
         if not file.exists():
             student = self._fit_student(kind, rate, seed, console)
             save_model_folder(student, folder)
-            scores = (self.measure_accuracy(student, part) for part in (self.validation, self.test))
+            scores = (self.measure_score(student, part) for part in (self.validation, self.test))
             file.write_text(json.dumps(asdict(Training(kind, rate, seed, *scores))))
         return Training(**json.loads(file.read_text()))
 

@@ -15,6 +15,7 @@ from compress.measure.latency import TimedInputs
 from compress.sparsity.training import SparseTraining
 from distill.data.batches.encode import Encoded
 from distill.losses.logits import forward_kl
+from distill.tasks.logit_rows import OutputRows
 from pipelines.runs.console import Console
 
 TEMPERATURE = 2.0
@@ -37,18 +38,23 @@ def take_steps(
     pad_id: int,
     batches: Sequence[np.ndarray],
     targets: np.ndarray,
+    output_rows: OutputRows,
     max_norm: float,
     label: str,
     console: Console,
     sparsity: SparseTraining | None = None,
 ) -> None:
-    """Trains a student with a step for each batch of rows, on the KL divergence from the targets."""
+    """Trains a student with a step for each batch of texts, on the KL divergence from the targets.
+
+    `output_rows` converts the logits to rows with a distribution each.
+    """
     logits = torch.from_numpy(targets)
     with console.track(label, len(batches), "steps") as advance:
         for batch in batches:
             inputs = data.collate(batch, pad_id)
             inputs.pop("labels")
-            loss = forward_kl(student(**inputs).logits, logits[batch], temperature=TEMPERATURE)
+            rows = (output_rows.logits(inputs, each) for each in (student(**inputs).logits, logits[batch]))
+            loss = forward_kl(*rows, temperature=TEMPERATURE)
             loss.backward()
             if sparsity:
                 sparsity.after_backward()
