@@ -1,8 +1,11 @@
 """The stages after training: exports, measured speeds, students that are cut again for being slow, and evaluation."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import count
+from typing import TypeGuard
 
 from compress.export.common.targets import ExportTarget
 from distill.data.splits.examples import Splits
@@ -27,6 +30,7 @@ from pipelines.stages.students import (
     TrainedStudent,
     build_pruning_context,
     collect_student,
+    prune_nested,
     prune_to,
     quantize_students,
 )
@@ -46,9 +50,11 @@ def deliver_students(
         return list(students), {}
     delivery = Delivery(run, plan, precision, dict(stages), list(students))
     delivery.export_all()
-    for target in list_measured_targets(plan.settings):
-        if delivery.find_students(target):  # a frontier lacks those that no shape reaches
-            delivery.reach_speed(target)
+    targets = list_measured_targets(plan.settings)
+    targets = [each for each in targets if delivery.find_students(each)]  # a frontier lacks what no shape reaches
+    # The students of a nested family share their weights, and are cut again together.
+    for group in [targets] if plan.settings.prune.nested else [[each] for each in targets]:
+        delivery.reach_speeds(group)
     delivery.evaluate()
     return delivery.students, delivery.stages
 
@@ -117,24 +123,38 @@ class Delivery:
         self.stages[name] = stage
         return stage
 
-    def reach_speed(self, target: SpeedTarget) -> None:
-        """Measures the student of a target, and cuts it again while it is too slow and that is allowed.
+    def reach_speeds(self, targets: Sequence[SpeedTarget]) -> None:
+        """Measures the students of targets, and cuts them again while one is too slow and that is allowed.
 
         Every attempt is a set of stages of its own: the students that were too slow are kept in their folders.
         """
-        retries = 0
-        while (stage := self.measure(target)) is not None:
-            measured = stage.metrics if stage.digest is not None else None  # unmeasured in a dry run
-            factor = find_correction(measured) if measured else None
-            reason = WIDE if measured and factor is None and is_slow(measured["share"]["value"]) else ""
-            if factor is not None:
-                target = replace(target, correction=target.correction * factor)
-                reason = self.prune_further(target, factor, retries)
-            if factor is None or reason:
-                wanted = target_for(self.config.budget)
-                self.speeds[self.find_scored(target).name] = RequestedSpeed(wanted, stage, retries, reason)
-                return
-            retries += 1
+        retries: Counter[str] = Counter()  # by target
+        reason = ""
+        for attempts in count():
+            measured = {each.name: self.measure(each) for each in targets}
+            factors = {
+                name: factor
+                for name, stage in measured.items()
+                if is_measured(stage) and (factor := find_correction(stage.metrics)) is not None
+            }
+            targets = [replace(each, correction=each.correction * factors.get(each.name, 1.0)) for each in targets]
+            if factors:
+                reason = self.prune_further(targets, factors, attempts)
+            if not factors or reason:
+                break
+            retries.update(factors.keys())
+        for target in targets:
+            name = target.name
+            self.record_speed(target, measured[name], retries[name], reason if name in factors else "")
+
+    def record_speed(self, target: SpeedTarget, stage: Artefact | None, retries: int, reason: str) -> None:
+        """Notes the speed of a target's student for the evaluation, and why it isn't cut again if it is too slow."""
+        if stage is None:
+            return
+        if is_measured(stage) and not reason and is_slow(stage.metrics["share"]["value"]):
+            reason = WIDE
+        wanted = target_for(self.config.budget)
+        self.speeds[self.find_scored(target).name] = RequestedSpeed(wanted, stage, retries, reason)
 
     def measure(self, target: SpeedTarget) -> Artefact | None:
         """Returns the stage that measures the speed of a target's student; None if it has no proven file."""
@@ -157,34 +177,51 @@ class Delivery:
         """Returns a target's student in all its precisions."""
         return [each for each in self.students if each.target is not None and each.target.name == target.name]
 
-    def prune_further(self, target: SpeedTarget, factor: float, retries: int) -> str:
-        """Replaces a target's student by one that is pruned further, trained and exported; returns why not if it isn't.
+    def prune_further(self, targets: Sequence[SpeedTarget], factors: Mapping[str, float], attempts: int) -> str:
+        """Replaces the students of targets by ones that are pruned further, trained and exported.
 
-        The pruned model is cut from the same start as before, not from the trained one, so that the student is the one
-        that a higher target would have given.
+        Pruned models are cut from the same start as before, not from the trained ones, so that the students are those
+        that higher targets would have given.
+
+        Args:
+            targets: A target, or all of a nested family, corrected where its student is too slow.
+            factors: Target -> how much faster its student has to be, of those that are too slow.
+            attempts: How often that was done before.
+
+        Returns:
+            Why they aren't replaced; empty if they are.
         """
         limit = self.config.budget.retries
-        if self.config.prune.nested:
-            return "students of a nested family aren't cut again: their weights are those of the others"
-        if retries == limit:
+        if attempts == limit:
             return f"budget.retries allows {limit}"
-        self.run.console.say(
-            f"  speed-{target.name}: too slow: pruned further, to {factor:.2f} times its speed, and trained again"
-        )
-        pipeline = build_pruning_context(self.run, self.plan, self.stages, self.precision)
-        stages = prune_to(pipeline, target, previous=self.stages[f"shape-{target.name}"])
-        if not stages[f"shape-{target.name}"].metrics["faster"]:
+        for name, factor in factors.items():
+            self.run.console.say(
+                f"  speed-{name}: too slow: pruned further, to {factor:.2f} times its speed, and trained again"
+            )
+        stages = self.prune_again(targets)
+        if not stages:
             return "no faster shape was found"
-        student = collect_student(stages, target, len(list_targets(self.config.budget)))
+        number = len(list_targets(self.config.budget))
+        students = [collect_student(stages, each, number) for each in targets]
         self.stages |= stages
         fresh, self.stages = quantize_students(
-            self.run, self.config, self.stages, [student], self.stages, self.precision
+            self.run, self.config, self.stages, students, self.stages, self.precision
         )
         by_name = {each.name: each for each in fresh}
         self.students = [by_name.get(each.name, each) for each in self.students]
         for each in fresh:
             self.export_student(each)
         return ""
+
+    def prune_again(self, targets: Sequence[SpeedTarget]) -> Stages:
+        """Returns the stages of corrected targets by name; none if no faster shape is found."""
+        pipeline = build_pruning_context(self.run, self.plan, self.stages, self.precision)
+        previous = {each.name: self.stages[f"shape-{each.name}"] for each in targets}
+        if self.config.prune.nested:
+            return prune_nested(pipeline, targets, previous)
+        (target,) = targets
+        stages = prune_to(pipeline, target, previous[target.name])
+        return stages if stages[f"shape-{target.name}"].metrics["faster"] else {}
 
     def evaluate(self) -> None:
         """Scores and times all models."""
@@ -198,3 +235,8 @@ class Delivery:
         stages["evaluate"] = evaluate_stage(
             self.run, models, self.splits, stages["data"], config.measure, config.data.max_length, self.task, seconds
         )
+
+
+def is_measured(stage: Artefact | None) -> TypeGuard[Artefact]:
+    """Returns whether a speed is known: there is no stage without a proven file, and no measurement in a dry run."""
+    return stage is not None and stage.digest is not None

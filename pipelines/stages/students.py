@@ -205,25 +205,59 @@ def prune_at_once(pipeline: PruningContext, target: SpeedTarget, previous: Artef
     return {f"shape-{target.name}": shape, f"distill-{target.name}": stage}
 
 
-def prune_nested(pipeline: PruningContext, targets: Sequence[SpeedTarget]) -> Stages:
-    """Searches each target's shape within that of the slower one, and trains all of them as one set of weights."""
-    run, config, inputs = pipeline.run, pipeline.config, pipeline.inputs
-    stages: Stages = {}
-    shapes: Stages = {}
-    for number, target in enumerate(targets, 1):
-        shape = shapes[target.name] = choose_shape(replace(pipeline, inputs=inputs), target)
-        stages[f"shape-{target.name}"] = shape
-        if number < len(targets):
-            cut = stages[f"cut-{target.name}"] = cut_stage(run, inputs, shape, target.name)
-            inputs = replace(inputs, start=cut, scores=cut)
+def prune_nested(
+    pipeline: PruningContext, targets: Sequence[SpeedTarget], previous: Mapping[str, Artefact] | None = None
+) -> Stages:
+    """Searches each target's shape within that of the slower one, and trains all of them as one set of weights.
+
+    Args:
+        pipeline: Inputs and settings of the family.
+        targets: The slowest first.
+        previous: Target -> shape, of the same family when students of it were too slow.
+
+    Returns:
+        The stages by name; none if a target, corrected for a `previous` family, is reached by no shape.
+    """
+    run, config, initial = pipeline.run, pipeline.config, pipeline.inputs
+    stages = choose_nested_shapes(pipeline, targets, previous)
+    if not stages:
+        return {}
+    shapes = {each.name: stages[f"shape-{each.name}"] for each in targets}
     first, *others = shapes
-    initial = pipeline.inputs
     start = initial.begin(config, first, shapes[first])
     training = NestedTraining(
         run, pipeline.plan, initial.data, initial.teacher, initial.cache, pipeline.precision, start, None, shapes
     )
     nested = stages[f"distill-{first}"] = nested_stage(training)
     return stages | {f"distill-{name}": slice_stage(run, config, initial.data, nested, name) for name in others}
+
+
+def choose_nested_shapes(
+    pipeline: PruningContext, targets: Sequence[SpeedTarget], previous: Mapping[str, Artefact] | None
+) -> Stages:
+    """Returns the stages of the shapes, and of the models that the next shape is chosen within.
+
+    Of a `previous` family, the shapes before the first corrected one stay, that one loses units, and the ones within it
+    are searched anew. There are no stages if one of them isn't found.
+    """
+    stages: Stages = {}
+    inputs, is_changed = pipeline.inputs, False
+    for number, target in enumerate(targets, 1):
+        context, name = replace(pipeline, inputs=inputs), f"shape-{target.name}"
+        if previous is None:
+            stages[name] = choose_shape(context, target)
+        elif is_changed:
+            stages[name] = shape_stage(context.run, context.config, inputs, target, context.precision)
+        elif target.correction == previous[target.name].manifest["config"]["target"]["correction"]:
+            stages[name] = previous[target.name]
+        else:
+            stages[name], is_changed = choose_shape(context, target, previous[target.name]), True
+        if UNREACHED in stages[name].metrics or not stages[name].metrics.get("faster", True):
+            return {}
+        if number < len(targets):
+            cut = stages[f"cut-{target.name}"] = cut_stage(context.run, inputs, stages[name], target.name)
+            inputs = replace(inputs, start=cut, scores=cut)
+    return stages
 
 
 def prune_iteratively(pipeline: PruningContext, target: SpeedTarget, previous: Artefact | None = None) -> Stages:

@@ -44,7 +44,8 @@ def shape_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: Sp
     """
 
     def work(folder: Path) -> JsonObject:
-        return write_shape(folder, ShapeSearch(LoadedInputs(run, config, inputs), target, folder, precision).choose())
+        search = ShapeSearch(LoadedInputs(run, config, inputs), target.corrected, folder, precision)
+        return write_shape(folder, search.choose())
 
     settings = describe_search(config, target, precision)
     return run.stage(f"shape-{target.name}", settings, inputs.by_name(), work, version=VERSION)

@@ -1,5 +1,7 @@
 """A nested family: students of several speeds as slices of one set of weights."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ from distill.slicing import Shape, find_axes, prune
 from distill.slicing.nested import load_slice
 from pipelines import distill
 from pipelines.settings.plan import nested_stages
+from pipelines.stages.prune import faster_shape
 from support.commands import rejection_of, run_to_success, small_run
+from support.measured_speeds import list_finished, record_speed
 from support.pruning_axes import tiny_model_with_axes
 from support.reports import report_of
 from support.run_inputs import make_classifier_inputs, make_inputs
@@ -20,7 +24,7 @@ from support.run_inputs import make_classifier_inputs, make_inputs
 NAMES = ("1.2x", "1.5x", "2x")
 FAMILY = ("--student", "teacher", "--speedup", "1.2,1.5,2", "--nested", "true", "--prune.trial_steps", "2")
 FAMILY += ("--budget.runtime", "pytorch", "--budget.precision", "fp32", "--budget.batch", "4", "--budget.rounds", "2")
-FAMILY += ("--prune.samples", "32", "--epochs", "2", "--prune.vocabulary", "false")
+FAMILY += ("--prune.samples", "32", "--epochs", "2", "--prune.vocabulary", "false", "--budget.retries", "0")
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +76,55 @@ def test_a_family_is_trained_to_the_same_bits_again(family, inputs):
         find_stage(family, f"distill-{name}").rename(family / f"old-{name}")
     run_to_success("distill", small_run(*inputs, family, *FAMILY, "--until", "distill"))
     assert (find_stage(family, "distill-1.2x") / "model" / "model.safetensors").read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def family_cut_again(family, inputs, tmp_path_factory) -> tuple[Path, str]:
+    """The family after its second student was measured as too slow, and what the command printed."""
+    output = tmp_path_factory.mktemp("again") / "run"
+    shutil.copytree(family, output)
+    for name, share in zip(NAMES, (1.0, 0.8, 1.0), strict=True):
+        (speed,) = list_finished(output, f"speed-{name}")
+        record_speed(speed, share)
+    return output, run_to_success("distill", small_run(*inputs, output, *FAMILY, "--budget.retries", "1"))
+
+
+@pytest.mark.slow
+def test_a_family_with_a_student_that_is_too_slow_is_cut_again_from_that_student_on(family_cut_again):
+    output, message = family_cut_again
+    assert "speed-1.5x: too slow: pruned further, to 1.25 times its speed, and trained again" in message
+    counts = {name: len(list_finished(output, name)) for name in ("shape-1.2x", "shape-1.5x", "shape-2x", "cut-1.5x")}
+    assert counts == {"shape-1.2x": 1, "shape-1.5x": 2, "shape-2x": 2, "cut-1.5x": 2}
+    before, after = (
+        json.loads((folder / "shape.json").read_text())["sizes"] for folder in list_finished(output, "shape-1.5x")
+    )
+    assert sum(after["heads"]) + sum(after["ffn"]) < sum(before["heads"]) + sum(before["ffn"])
+    for name in NAMES:
+        student, piece = load_model_folder(output / f"student-{name}"), load_slice(output / "nested", name)
+        assert all(torch.equal(value, piece.state_dict()[each]) for each, value in student.state_dict().items())
+    retries = {each["name"]: each["target"]["retries"] for each in report_of(output)["models"] if "target" in each}
+    assert retries == {"student-1.2x": 0, "student-1.5x": 1, "student-2x": 0}
+
+
+@pytest.mark.slow
+def test_a_repeated_command_cuts_no_family_again(family_cut_again, inputs):
+    output, _ = family_cut_again
+    message = run_to_success("distill", small_run(*inputs, output, *FAMILY, "--budget.retries", "1"))
+    assert ": started (" not in message
+
+
+@pytest.mark.slow
+def test_a_family_whose_students_have_no_faster_shape_stays_as_it_is(family, inputs, tmp_path, monkeypatch, capsys):
+    output = tmp_path / "run"
+    shutil.copytree(family, output)
+    for name, share in zip(NAMES, (1.0, 0.8, 1.0), strict=True):
+        (speed,) = list_finished(output, f"speed-{name}")
+        record_speed(speed, share)
+    monkeypatch.setattr(faster_shape, "shrink_shape", lambda *_: None)
+    monkeypatch.setattr(faster_shape, "find_other_shape", lambda *_: None)
+    distill.main(small_run(*inputs, output, *FAMILY, "--budget.retries", "1"))
+    assert "no faster shape was found" in capsys.readouterr().out
+    assert len(list_finished(output, "distill-1.2x")) == 1
 
 
 def test_the_plan_lists_the_stages_of_a_family():

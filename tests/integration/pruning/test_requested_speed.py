@@ -12,18 +12,18 @@ import pytest
 
 from compress.prune.search.candidates import Candidate
 from pipelines import prune
-from pipelines.runs.files import hash_content, write_json
-from pipelines.runs.manifest import MANIFEST, describe_outputs, hash_outputs, seal_manifest
+from pipelines.runs.files import hash_content
 from pipelines.stages.prune import faster_shape
 from pipelines.stages.prune.budget_timing import TimedModel
 from pipelines.stages.prune.shape_timing import MEASUREMENTS, ShapeTimer
 from support.commands import rejection_of, run_to_success, start
+from support.measured_speeds import list_finished, record_speed
 from support.reports import report_of
 from support.run_inputs import make_classifier_inputs
 
 NAME = "1.3x"
 REQUEST = ("--speedup", "1.3", "--budget.batch", "16")  # in batches, for neurons to take longer than calls
-TOO_SLOW = {"value": 0.8, "low": 0.79, "high": 0.81}
+TOO_SLOW = 0.8  # times the requested speed
 
 
 def prune_arguments(folder: Path, output: Path, *more: str) -> list[str]:
@@ -48,26 +48,8 @@ def find_only(output: Path, stage: str) -> Path:
     return stage_folder
 
 
-def list_finished(output: Path, stage: str) -> list[Path]:
-    """Returns the stage's complete folders, the oldest first."""
-    return [
-        file.parent for file in sorted((output / stage).glob(f"*/{MANIFEST}"), key=lambda file: file.stat().st_mtime)
-    ]
-
-
 def shape_of(folder: Path) -> dict:
     return json.loads((folder / "shape.json").read_text())
-
-
-def record_as_too_slow(speed: Path) -> None:
-    """Replaces a stored measurement by one of a machine on which the student is too slow, with a manifest to match."""
-    record = json.loads((speed / "speed.json").read_text())
-    write_json(speed / "speed.json", record | {"share": TOO_SLOW, "settled": True})
-    manifest = json.loads((speed / MANIFEST).read_text())
-    manifest.pop("checksum")
-    outputs = describe_outputs(speed)
-    changed = {"outputs": outputs, "digest": hash_outputs(outputs), "metrics": {"share": TOO_SLOW, "settled": True}}
-    write_json(speed / MANIFEST, seal_manifest(manifest | changed))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +57,7 @@ def slow_run(folder) -> Path:
     """A finished run whose student was measured as 20 % too slow."""
     output = folder / "slow"
     run_to_success("prune", prune_arguments(folder, output, *REQUEST, "--budget.retries", "0"))
-    record_as_too_slow(find_only(output, f"speed-{NAME}"))
+    record_speed(find_only(output, f"speed-{NAME}"), TOO_SLOW)
     return output
 
 
