@@ -94,7 +94,7 @@ class SpeedMeasurement(TypedDict):
 class TargetSpeed(SpeedMeasurement):
     """The speed of a student with a requested one, at the length of texts at which it is slowest for it.
 
-    `retries` is how often it was pruned further because it was too slow, `reason` why not again (empty if it isn't).
+    `retries` is how often it was pruned again because it was too slow, `reason` why not again (empty if it isn't).
     """
 
     target: TargetEntry

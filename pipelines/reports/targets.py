@@ -144,9 +144,7 @@ def describe_measurement(measured: SpeedMeasurement) -> str:
 def explain_retries(measured: TargetSpeed) -> list[str]:
     """Returns sentences on how often the student was cut again for being too slow, and why not again."""
     count, reason = measured["retries"], measured["reason"]
-    sentences = (
-        [f"It was pruned further and trained again {'once' if count == 1 else f'{count} times'}"] if count else []
-    )
+    sentences = [f"It was pruned again and trained again {'once' if count == 1 else f'{count} times'}"] if count else []
     return sentences + ([f"It wasn't pruned {'again' if count else 'further'}: {reason}"] if reason else [])
 
 

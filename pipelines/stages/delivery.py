@@ -139,7 +139,7 @@ class Delivery:
             }
             targets = [replace(each, correction=each.correction * factors.get(each.name, 1.0)) for each in targets]
             if factors:
-                reason = self.prune_further(targets, factors, attempts)
+                reason = self.replace_students(targets, factors, attempts)
             if not factors or reason:
                 break
             retries.update(factors.keys())
@@ -177,8 +177,8 @@ class Delivery:
         """Returns a target's student in all its precisions."""
         return [each for each in self.students if each.target is not None and each.target.name == target.name]
 
-    def prune_further(self, targets: Sequence[SpeedTarget], factors: Mapping[str, float], attempts: int) -> str:
-        """Replaces the students of targets by ones that are pruned further, trained and exported.
+    def replace_students(self, targets: Sequence[SpeedTarget], factors: Mapping[str, float], attempts: int) -> str:
+        """Replaces the students of targets by ones that are pruned again, trained and exported.
 
         Pruned models are cut from the same start as before, not from the trained ones, so that the students are those
         that higher targets would have given.
@@ -196,7 +196,7 @@ class Delivery:
             return f"budget.retries allows {limit}"
         for name, factor in factors.items():
             self.run.console.say(
-                f"  speed-{name}: too slow: pruned further, to {factor:.2f} times its speed, and trained again"
+                f"  speed-{name}: too slow: pruned again, to {factor:.2f} times its speed, and trained again"
             )
         stages = self.prune_again(targets)
         if not stages:

@@ -21,7 +21,7 @@ class RequestedSpeed:
     Args:
         target: The export target that the budget is about.
         stage: The stage that measured it.
-        retries: How often the student was pruned further because it was too slow.
+        retries: How often the student was pruned again because it was too slow.
         reason: Why it wasn't pruned again although it is slow; empty if it isn't.
     """
 

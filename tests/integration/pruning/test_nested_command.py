@@ -92,7 +92,7 @@ def family_cut_again(family, inputs, tmp_path_factory) -> tuple[Path, str]:
 @pytest.mark.slow
 def test_a_family_with_a_student_that_is_too_slow_is_cut_again_from_that_student_on(family_cut_again):
     output, message = family_cut_again
-    assert "speed-1.5x: too slow: pruned further, to 1.25 times its speed, and trained again" in message
+    assert "speed-1.5x: too slow: pruned again, to 1.25 times its speed, and trained again" in message
     counts = {name: len(list_finished(output, name)) for name in ("shape-1.2x", "shape-1.5x", "shape-2x", "cut-1.5x")}
     assert counts == {"shape-1.2x": 1, "shape-1.5x": 2, "shape-2x": 2, "cut-1.5x": 2}
     before, after = (

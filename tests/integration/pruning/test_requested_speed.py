@@ -1,4 +1,4 @@
-"""Requested speeds of tiny models: a student that was measured as too slow is pruned further, also after a kill."""
+"""Requested speeds of tiny models: a student that was measured as too slow is pruned again, also after a kill."""
 
 import json
 import re
@@ -73,7 +73,7 @@ def pruned_again(folder, slow_run) -> tuple[Path, str]:
 def test_a_student_that_is_too_slow_is_pruned_further_trained_and_measured_again(slow_run, pruned_again):
     output, message = pruned_again
     assert f"speed-{NAME}: already complete, skipped" in message
-    assert f"speed-{NAME}: too slow: pruned further, to 1.25 times its speed, and trained again" in message
+    assert f"speed-{NAME}: too slow: pruned again, to 1.25 times its speed, and trained again" in message
     first, second = map(shape_of, list_finished(output, f"shape-{NAME}"))
     assert first["shape"]["layers"] == second["shape"]["layers"]
     assert first["sizes"]["hidden"] == second["sizes"]["hidden"]
@@ -87,7 +87,7 @@ def test_a_student_that_is_too_slow_is_pruned_further_trained_and_measured_again
     assert target["target"]["speedup"] == 1.3, "the request stays what it was"
     assert set(target["control"]) == {"value", "low", "high"}
     assert "Requested speed" in message
-    assert "It was pruned further and trained again once." in (output / "report.html").read_text()
+    assert "It was pruned again and trained again once." in (output / "report.html").read_text()
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_without_further_attempts_the_reached_speed_is_reported_plainly(folder, 
     message = run_to_success("prune", prune_arguments(folder, output, *REQUEST, "--budget.retries", "0"))
     wanted = "student: requested 1.3×, measured 1.04× (95 % interval 1.03× to 1.05×): missed by 20.0 %."
     assert wanted in message
-    assert "It wasn't pruned further: budget.retries allows 0." in message
+    assert "It wasn't pruned again: budget.retries allows 0." in message
     assert len(list_finished(output, f"distill-{NAME}")) == 1
 
 
