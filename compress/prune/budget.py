@@ -94,9 +94,8 @@ class Budget:
             raise CompressError(f"budget.length: expected different lengths, found one twice in {self.length!r}")
         check_runtime(self.runtime, self.precision)
         if len(self.size_limits) not in (0, 1, len(self.speedups)):
-            raise CompressError(
-                f"budget.max_bytes: expected one size, or one for each of {self.speedup}, found {self.max_bytes!r}"
-            )
+            several = f", or one for each of {self.speedup}" if self.speedup else ""
+            raise CompressError(f"budget.max_bytes: expected one size{several}, found {self.max_bytes!r}")
 
     def timing_settings(self) -> dict[str, object]:
         """Returns the conditions of measurements, for stage keys, which mustn't change at the default of a new one."""

@@ -5,6 +5,8 @@ from typing import Literal
 
 from compress.errors import CompressError
 
+DEFAULT_UNSEEN = 0.001
+
 
 @dataclass(frozen=True)
 class PruneConfig:
@@ -40,7 +42,7 @@ class PruneConfig:
     samples: int = 512
     trial_steps: int = 150
     vocabulary: bool = True
-    unseen: float = 0.001
+    unseen: float = DEFAULT_UNSEEN
     reconstruct: bool = False
     embedding_rank: int = 0
     nested: bool = False

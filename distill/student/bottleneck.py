@@ -299,9 +299,10 @@ def initialize_inverted_blocks(
         )
     student_body: Any = student.base_model
     body: Any = teacher.base_model
-    if student_body.config.intra_bottleneck_size != body.config.hidden_size or (
-        student_body.config.intermediate_size != body.config.intermediate_size
-    ):
+    ours, others = student_body.config, body.config
+    if (ours.intra_bottleneck_size, ours.intermediate_size, ours.num_attention_heads) != (
+        others.hidden_size, others.intermediate_size, others.num_attention_heads,
+    ):  # fmt: skip
         return  # the user requested other sizes
     copied = [body.encoder.layer[number] for number in layers]
     for block, layer in zip(student_body.encoder.layer, copied, strict=True):

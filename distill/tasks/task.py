@@ -137,6 +137,11 @@ class Task(ABC):
         """
         check_weights(self.auto, folder, role, new_head=new_head, finite=finite)
 
+    def describe_head(self) -> str:
+        """Describes the head that a model of the task needs."""
+        listed = f"the data's {len(self.labels)} labels ({', '.join(self.labels[:4])}, …)"
+        return f"a head for {listed if self.labels else self.name}"
+
     def missing_head(self, folder: Path) -> str:
         """Describes what the files contain if they lack the weights of the config's head; otherwise empty."""
         report = read_report(self.auto, folder)
@@ -187,6 +192,13 @@ class Task(ABC):
         row = {label_name(name): int(i) for i, name in (config.id2label or {}).items()}
         rows = [row.get(label_name(name)) for name in self.labels]
         return None if any(i is None for i in rows) else [i for i in rows if i is not None]
+
+    def load_to_train(self, path: str, config: PretrainedConfig, seed: int) -> PreTrainedModel:
+        """Loads a checkpoint with its head if that has the labels and weights, otherwise with a new one."""
+        rows = self.head_rows(config)
+        if rows is None or self.missing_head(Path(path)):
+            return self.load(path, seed)
+        return self.load_with_head(path, rows)
 
     def load_with_head(self, path: str, rows: Sequence[int]) -> PreTrainedModel:
         """Loads a checkpoint with its head, whose rows are reordered to match the task's labels."""

@@ -56,7 +56,7 @@ class TrainConfig:
         weight_decay: Weight decay, applied to matrices only; if omitted, 0.01, or 0 for `adam`, `adagrad`, `adadelta`,
             `rmsprop` and `adamax`, which add it to the gradient (not decoupled).
         max_grad_norm: Gradients with a larger norm are clipped to this norm; 0 disables clipping.
-        head_rate: Factor on the learning rate of the output head.
+        head_rate: Factor on the learning rate of the output head, and of projections between layers.
         dropout: Replaces the model's own dropout rates during training; if omitted, they are kept. Each process
             draws its own dropout masks, so only at 0 do all layouts and numbers of processes train the same student, up
             to rounding.

@@ -296,11 +296,13 @@ class DistillationModule(lightning.LightningModule):
 
     def _check_backward_window(self) -> None:
         self._backward_window.check_models()
-        if self._trainer is not None and not self.splits_batches:
-            raise InputError(
-                "train.backward_window: expected one process and terms that don't compare rows, found "
-                f"{type(self.trainer.strategy).__name__}: whole documents would be trained"
-            )
+        if self._trainer is None or self.splits_batches:
+            return
+        found = f"the strategy {type(self.trainer.strategy).__name__}" if self.can_split_batches else "others"
+        raise InputError(
+            "train.backward_window: expected terms that don't compare rows, and one process with a strategy that "
+            f"splits batches, as in a run of pipelines.distill, found {found}: whole documents would be trained"
+        )
 
     def _collect_values(self, terms: dict[str, Tensor]) -> TermValues:
         return collect_term_values(self.current_loss, terms, list(self.parameters()))
@@ -510,16 +512,20 @@ class DistillationModule(lightning.LightningModule):
         elif gradient_clip_val:
             clip_gradients(self.parameters(), float(gradient_clip_val))
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Returns the optimizer and its schedule over the entire training."""
-        optimizer = build_optimizer(
+    def build_optimizer(self) -> Optimizer:
+        """Returns the optimizer of the student and of the projections of layer terms."""
+        return build_optimizer(
             self.student,
             self.layer_terms.parameters(),
             self.train_config,
             shard=self.shard_optimizer,
             stochastic_rounding=self.stochastic_rounding,
         )
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Returns the optimizer and its schedule over the entire training."""
         self.total_steps = int(self.trainer.estimated_stepping_batches)
+        optimizer = self.build_optimizer()
         schedule = build_schedule(optimizer, self.train_config, self.total_steps, self._find_rate_factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

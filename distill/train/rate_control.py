@@ -1,4 +1,4 @@
-"""A factor on the learning rate that falls when the validation stops improving, or after a spike of the loss."""
+"""A factor on the learning rate that falls when the validation stops improving."""
 
 import math
 from collections.abc import Mapping

@@ -18,7 +18,7 @@ STORED_FORM = ("dtype", "compression")  # settings of keep that have an effect f
 def task_arguments(
     task: str, data: DataConfig, masking: MaskConfig, chat: ChatConfig, *, generates: bool = False
 ) -> dict[str, Any]:
-    """Returns the settings that the class of this task in TASKS is built with, see `Task.of`.
+    """Returns the settings that the class of this task in TASKS is built with, see `Task.build`.
 
     `generates` is set if the student generates text during training.
 

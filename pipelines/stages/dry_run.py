@@ -48,6 +48,7 @@ def describe_sizes(plan: RunPlan, splits: Splits) -> list[tuple[str, str]]:
     bytes_per_text = count_cached_bytes(config, teacher, student, task_class) if is_cached else 0
     steps = config.train.epochs * -(-rows // (config.train.rows * config.train.accumulate))
     duration = "" if config.train.batch_tokens else f", {steps} steps"  # rows aren't encoded yet: lengths are unknown
+    synthetic = ", more with the synthetic rows" if config.augment.requested else ""
     return [
         ("train / validation / test", f"{len(splits.train)} / {len(splits.validation)} / {len(splits.test)} {noun}"),
         *([("unlabelled", f"{len(splits.unlabelled)} texts")] if noun == "texts" else []),
@@ -55,8 +56,8 @@ def describe_sizes(plan: RunPlan, splits: Splits) -> list[tuple[str, str]]:
         ("task", f"{task}, {len(splits.labels)} label{'s' * (len(splits.labels) > 1)}" if splits.labels else task),
         ("teacher", f"{teacher_params / 1e6:.1f}M parameters, {4 * teacher_params / 1e6:.0f} MB"),
         ("student", f"{student_params / 1e6:.1f}M parameters, {4 * student_params / 1e6:.0f} MB"),
-        *([("cache", f"at most {rows * bytes_per_text / 1e6:.1f} MB")] if is_cached else []),
-        ("student training", f"{config.train.epochs} epochs{duration}"),
+        *([("cache", f"at most {rows * bytes_per_text / 1e6:.1f} MB{synthetic}")] if is_cached else []),
+        ("student training", f"{config.train.epochs} epochs{duration}{synthetic if duration else ''}"),
     ]
 
 

@@ -219,7 +219,13 @@ def prune_nested(
         The stages by name; none if a target, corrected for a `previous` family, is reached by no shape.
     """
     run, config, initial = pipeline.run, pipeline.config, pipeline.inputs
-    stages = choose_nested_shapes(pipeline, targets, previous)
+    try:
+        stages = choose_nested_shapes(pipeline, targets, previous)
+    except InputError as error:
+        if previous is None:
+            raise
+        run.console.say(f"  {error}")
+        return {}
     if not stages:
         return {}
     shapes = {each.name: stages[f"shape-{each.name}"] for each in targets}
@@ -244,10 +250,8 @@ def choose_nested_shapes(
     inputs, is_changed = pipeline.inputs, False
     for number, target in enumerate(targets, 1):
         context, name = replace(pipeline, inputs=inputs), f"shape-{target.name}"
-        if previous is None:
+        if previous is None or is_changed:
             stages[name] = choose_shape(context, target)
-        elif is_changed:
-            stages[name] = shape_stage(context.run, context.config, inputs, target, context.precision)
         elif target.correction == previous[target.name].manifest["config"]["target"]["correction"]:
             stages[name] = previous[target.name]
         else:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.errors import CompressError
+from compress.prune.config import DEFAULT_UNSEEN
 from compress.prune.vocabulary.spelling import (
     can_occur,
     find_special_ids,
@@ -26,7 +27,6 @@ from compress.prune.vocabulary.tokenizer import REMOVED, Ids, prune_tokenizer, r
 TokenIds: TypeAlias = "int | list[TokenIds] | tuple[TokenIds, ...] | None"
 TEXTS_PER_CALL = 1000  # of the tokenizer
 DEFAULT_COVERAGE = 0.9999
-DEFAULT_UNSEEN = 0.001
 
 
 def count_tokens(

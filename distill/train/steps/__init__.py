@@ -1,4 +1,4 @@
-"""Kinds of training step: plain, cross-tokenizer, fused, on-policy, progressive, pipeline; and a step's signals.
+"""Kinds of training step: plain, in windows or micro-batches, cross-tokenizer, fused, on-policy, progressive, pipeline.
 
 Public names are imported on first use, so that importing this package loads no torch.
 """

@@ -17,6 +17,8 @@ from pipelines.settings.rules.nested import check_nested
 from pipelines.settings.rules.rule import Check, Rule
 from pipelines.settings.schemes import check_processor
 
+ANY_DEPTH = ("uniform", "last", "dynamic", "learned")  # layer maps of students with any number of layers
+
 
 def lacks_cached_logits(s: DistillConfig) -> bool:
     """Returns whether the loss needs cached logits that the run has no stage for."""
@@ -116,6 +118,16 @@ STUDENT_RULES: tuple[Rule | Check, ...] = (
         lambda s, f: s.budget.requested and lacks_cached_logits(s),
         "budget: a pruned student recovers on the teacher's cached logits, so expected loss.kl above 0 and "
         "teacher.signals cached, found kl {s.loss.kl:g} and {s.teacher.signals}",
+    ),
+    Rule(
+        lambda s, f: s.budget.requested and s.loss.computes("attention", "relations"),
+        "loss.attention, loss.relations: expected 0 with a budget, found attention {s.loss.attention:g} and relations "
+        "{s.loss.relations:g}: pruned layers have other numbers of heads than the teacher's; use loss.hidden",
+    ),
+    Rule(
+        lambda s, f: s.budget.requested and s.loss.computes("hidden") and s.loss.layer_map not in ANY_DEPTH,
+        "loss.layer_map {s.loss.layer_map}: expected " + ", ".join(ANY_DEPTH) + " with a budget, found another: the "
+        "number of layers of a pruned student isn't known before the search",
     ),
     Rule(
         lambda s, f: s.quantize.scheme and lacks_cached_logits(s),

@@ -53,7 +53,10 @@ def make_signal(name: str, task: str, keep: KeepConfig, teacher: PretrainedConfi
         "sampled": lambda: Sampled(vocabulary, draws=keep.draws, temperature=temperature, seed=seed),
         "hidden": lambda: Hidden(teacher.hidden_size, layers=parse_layers(keep.layers, teacher.num_hidden_layers)),
         "relations": lambda: Relations.from_widths(
-            read_attention_widths(teacher), parse_layers(keep.vectors or keep.layers, teacher.num_hidden_layers - 1)
+            read_attention_widths(teacher),
+            parse_layers(
+                keep.vectors or keep.layers, teacher.num_hidden_layers - 1, "vectors" if keep.vectors else "layers"
+            ),
         ),
         "generated": lambda: Generated(
             vocabulary, new_tokens=keep.new_tokens, temperature=keep.temperature or 0.0, seed=seed
@@ -62,8 +65,8 @@ def make_signal(name: str, task: str, keep: KeepConfig, teacher: PretrainedConfi
     return constructors[name]()
 
 
-def parse_layers(layers: str, last: int) -> tuple[int, ...]:
-    """Returns the layer numbers of the setting `keep.layers`, at most `last`.
+def parse_layers(layers: str, last: int, setting: str = "layers") -> tuple[int, ...]:
+    """Returns the layer numbers of a setting of `keep`, at most `last`.
 
     Raises:
         InputError: The setting isn't a list of numbers, or the teacher has no layer of a number.
@@ -73,8 +76,10 @@ def parse_layers(layers: str, last: int) -> tuple[int, ...]:
     try:
         numbers = tuple(int(number) for number in layers.split(","))
     except ValueError:
-        raise InputError(f"keep.layers: expected numbers joined by commas, or last, found {layers!r}") from None
+        raise InputError(f"keep.{setting}: expected numbers joined by commas, or last, found {layers!r}") from None
     if max(numbers) > last or min(numbers) < 0:
         wrong = next(number for number in numbers if not 0 <= number <= last)
-        raise InputError(f"keep.layers: expected numbers from 0 up to {last}, found {wrong}: the teacher has no others")
+        raise InputError(
+            f"keep.{setting}: expected numbers from 0 up to {last}, found {wrong}: the teacher has no others"
+        )
     return numbers

@@ -25,7 +25,7 @@ from pipelines.stages.prepare.data import read_data, read_task, read_task_settin
 from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 
-VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 ANSWERS = "answers.jsonl"  # in the stage's scratch folder, one answer per line, so that a killed stage can resume
 
 
@@ -124,12 +124,13 @@ class AnswerGenerator:
         return [self.decode_answer(prompt.tolist(), row.tolist()) for prompt, row in zip(prompts, ids, strict=True)]
 
     def decode_answer(self, prompt: list[int], ids: list[int]) -> str:
-        """Returns a finished continuation as text, without its end token; empty if it didn't end."""
+        """Returns a finished continuation as text, without its end token; empty if it is blank or didn't end."""
         if not ids or ids[-1] not in self.ends:
             return ""
         # Decoded separately, a text loses its leading space: SentencePiece takes it for the prefix of every text.
         before, whole, alone = (self._decode(each) for each in (prompt, [*prompt, *ids[:-1]], ids[:-1]))
-        return whole.removeprefix(before) if whole.startswith(before) else alone
+        answer = whole.removeprefix(before) if whole.startswith(before) else alone
+        return answer if answer.strip() else ""
 
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))

@@ -55,7 +55,7 @@ def class_biases_stage(run: Run, name: str, model: Artefact, data: Artefact, max
         shutil.copytree(source, folder / MODEL, ignore=shutil.ignore_patterns("model*.safetensors*"))
         save_model_folder(network, folder / MODEL)
         before, after = (
-            score_outputs(task.scorer(encoded), outputs, added)[task.metric_name]
+            next(iter(score_outputs(task.scorer(encoded), outputs, added).values()))  # the task's metric
             for added in (torch.zeros_like(biases), biases)
         )
         most = int(biases.abs().argmax())

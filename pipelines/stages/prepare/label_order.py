@@ -30,8 +30,8 @@ def by_label_stage(run: Run, checkpoint: Checkpoint, data: Artefact) -> Artefact
     missing = task.missing_head(folder) if rows is not None else ""
     if rows is None or missing:
         raise InputError(
-            f"{name} {str(folder)!r}: expected a head for the data's {len(task.labels)} labels "
-            f"({', '.join(task.labels[:4])}, …), found none{f': {missing}' if missing else ''}: it can't be scored"
+            f"{name} {str(folder)!r}: expected {task.describe_head()}, found none"
+            f"{f': {missing}' if missing else ''}: it can't be scored"
         )
 
     def work(output: Path) -> JsonObject:

@@ -124,8 +124,8 @@ class TeacherComparison:
         """Returns the mean distance between student and teacher over the rows of the samples.
 
         The distance is the KL divergence in nats at the temperature, for numbers the squared difference, and for
-        vectors 1 - cosine. Windows that the student's tokenizer splits differently are left out, as are samples with a
-        row per token whose number of tokens differs.
+        vectors 2 - 2 cosine. Windows that the student's tokenizer splits differently are left out, as are samples
+        with a row per token whose number of tokens differs.
 
         Raises:
             InputError: No sample is left.

@@ -172,9 +172,8 @@ def find_usable_head(run: Run, config: DistillConfig, checkpoint: Checkpoint, ta
     rows, reason = (None, missing) if missing else (rows, "it has no head for these labels")
     if config.teacher.finetune == "never" and rows is None:
         raise InputError(
-            f"teacher {str(source)!r}: expected a head for the data's {len(task.labels)} labels "
-            f"({', '.join(task.labels[:4])}, …), found none{f': {missing}' if missing else ''}; and "
-            "--teacher.finetune never rules out training one"
+            f"teacher {str(source)!r}: expected {task.describe_head()}, found none"
+            f"{f': {missing}' if missing else ''}; and --teacher.finetune never rules out training one"
         )
     if rows is None or config.teacher.finetune == "always":
         reason = reason if rows is None else "teacher.finetune is always; it has a head for these labels"

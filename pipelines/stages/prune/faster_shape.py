@@ -12,7 +12,7 @@ from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget
 from pipelines.stages.prune.shape import MEASURED, ShapeSearch, describe_search, write_shape
 from pipelines.stages.prune.shape_inputs import LoadedInputs, ShapeInputs
-from pipelines.stages.prune.shape_timing import AIM
+from pipelines.stages.prune.shape_timing import AIM, TooLargeError
 from pipelines.stages.train.student_start import SHAPE
 
 VERSION = 5  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
@@ -25,14 +25,18 @@ def faster_shape_stage(
 
     It has the same layers and width but fewer units, and no candidate is trained: the one that learned best at nearly
     the same speed is taken again. If no such shape is fast enough, the search is repeated for the corrected target. If
-    that finds none either, the shape stays as it is, and the metric `faster` is false.
+    that finds none either, or files that are too large, the shape stays as it is, and the metric `faster` is false.
     """
 
     def work(folder: Path) -> JsonObject:
         search = ShapeSearch(LoadedInputs(run, config, inputs), target.corrected, folder, precision)
         stored = json.loads((previous.folder / SHAPE).read_text())
         factor = target.correction / previous.manifest["config"]["target"]["correction"]
-        faster = shrink_shape(search, stored, factor) or find_other_shape(search)
+        try:
+            faster = shrink_shape(search, stored, factor) or find_other_shape(search)
+        except TooLargeError as error:
+            run.console.say(f"  shape-{target.name}: {error}")
+            faster = None
         return write_shape(folder, faster or stored) | {"faster": faster is not None}
 
     stages = inputs.by_name() | {"previous": previous}

@@ -8,7 +8,6 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
@@ -25,8 +24,6 @@ from distill.slicing import Axis, prune
 from distill.train.config import TrainConfig
 from distill.train.logged_values import is_logging_step
 from distill.train.module import DistillationModule
-from distill.train.optimizer import build_optimizer
-from distill.train.schedule import build_schedule
 from pipelines.reports.pruning_summary import read_costs
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import JsonObject
@@ -52,7 +49,7 @@ from pipelines.stages.prune.start import find_prunable_axes
 from pipelines.stages.train.student_start import SHAPE, StudentStart, read_shape
 from pipelines.stages.train.training_inputs import build_training_texts, open_cached_signals
 
-VERSION = 5  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 6  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 MIN_RATE, MAX_RATE = 0.01, 0.1  # bounds of the learned masks' learning rate
 LOG_ODDS_RANGE = 25.0  # distance that their log-odds can move over all steps; from open to closed is 6
 MULTIPLIER_RATE_RATIO = 10.0  # of the multipliers' learning rate to the masks'; slower ones overshoot the target
@@ -93,19 +90,17 @@ class MaskedModule(DistillationModule):
         if gradient_clip_val:
             clip_gradients([*self.student.parameters(), *self.layer_terms.parameters()], float(gradient_clip_val))
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Returns the optimizer with groups for the masks and multipliers, and its schedule."""
-        steps = int(self.trainer.estimated_stepping_batches)
-        optimizer = build_optimizer(self.student, self.layer_terms.parameters(), self.train_config)
+    def build_optimizer(self) -> Optimizer:
+        """Returns the optimizer with groups for the masks and multipliers."""
+        optimizer = super().build_optimizer()
         if isinstance(self.masks, LearnedMasks):
-            rate = min(MAX_RATE, max(MIN_RATE, LOG_ODDS_RANGE / steps))
+            rate = min(MAX_RATE, max(MIN_RATE, LOG_ODDS_RANGE / self.total_steps))
             for params, ratio in (
                 (list(self.masks.log_alpha.parameters()), 1.0),
                 ([self.masks.multipliers], MULTIPLIER_RATE_RATIO),
             ):
                 optimizer.add_param_group({"params": params, "lr": ratio * rate, "weight_decay": 0.0})
-        schedule = build_schedule(optimizer, self.train_config, steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return optimizer
 
 
 def masking_settings(train: TrainConfig, epochs: int) -> TrainConfig:

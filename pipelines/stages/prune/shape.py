@@ -22,8 +22,8 @@ from pipelines.settings.plan import SpeedTarget
 from pipelines.stages.prepare.scoring import TeacherComparison
 from pipelines.stages.prune.deployed_models import rounding_key
 from pipelines.stages.prune.shape_inputs import LoadedInputs, ShapeInputs
-from pipelines.stages.prune.shape_timing import AIM, MeasuredChoice, ShapeTimer, list_allowed_ms
-from pipelines.stages.prune.trials import Trial, eliminate_trials
+from pipelines.stages.prune.shape_timing import AIM, MeasuredChoice, ShapeTimer, TooLargeError, list_allowed_ms
+from pipelines.stages.prune.trials import Trial, eliminate_trials, find_trial_loss
 from pipelines.stages.train.recovery_rate import RULE
 from pipelines.stages.train.student_start import SHAPE
 from pipelines.stages.train.training_inputs import open_cached_signals
@@ -59,7 +59,7 @@ def describe_search(config: DistillConfig, target: SpeedTarget, precision: str) 
         "trials": config.prune.trial_steps,
         # Keys of older runs lack the further ones.
         "train": {name: getattr(train, name) for name in (*TRIAL_SETTINGS, *further)} | {"rate": RULE},
-        "loss": vars(config.loss.without_layer_terms),
+        "loss": vars(find_trial_loss(config.loss)),
         # Keys of trials in float32 lack the precision.
         **({"precision": trial_precision} if trial_precision != "32" else {}),
     }
@@ -108,8 +108,13 @@ class ShapeSearch:
         Raises:
             InputError: No shape reaches the target, or its files are too large.
         """
-        choice, trials = self.find_shape()
-        return self.reject_target(choice) if choice.is_exhausted else self.describe_choice(choice, trials)
+        try:
+            choice, trials = self.find_shape()
+        except TooLargeError as error:
+            return self.reject_target(str(error))
+        if choice.is_exhausted:
+            return self.reject_target(self.explain_missing_shape(choice))
+        return self.describe_choice(choice, trials)
 
     def find_shape(self) -> tuple[MeasuredChoice, list[JsonObject]]:
         """Tries the candidates, measures the winner until it meets the target, and returns it with all trials.
@@ -174,26 +179,29 @@ class ShapeSearch:
         winner, divergences = eliminate_trials(trials, comparison, self.config.prune.trial_steps, self.console)
         self.console.say(
             f"  shape-{self.target.name}: {len(candidates)} candidates tried, {candidates[winner].label} learns best "
-            f"(KL {divergences[winner][-1]:.3f})"
+            f"(distance from the teacher {divergences[winner][-1]:.3f})"
         )
         return winner, divergences
 
-    def reject_target(self, smallest: MeasuredChoice) -> JsonObject:
-        """Reports that not even the smallest possible shape reaches the target.
-
-        Raises:
-            InputError: Always, but for the target of a frontier, for which the message is returned.
-        """
+    def explain_missing_shape(self, smallest: MeasuredChoice) -> str:
+        """Describes that not even the smallest possible shape reaches the target."""
         measured, budget = smallest.measurements[-1], self.config.budget
         length = measured["length"]
         texts = f" on texts of {length} tokens" if length else ""
-        reason = (
+        return (
             f"budget {self.target.name}: expected a shape that takes {self.allowed_ms[length]:.3f} ms per call{texts} "
             f"on {budget.runtime} {budget.precision}, found none: the smallest, {measured['label']}, reaches "
             f"{measured['pooled_speedup']:.1f}x, {measured['best_ms']:.3f} ms; request at most that"
             + ("" if budget.precision == "int8" else ", or int8 on onnxruntime (--budget.precision int8)")
         )
-        if not budget.frontier:
+
+    def reject_target(self, reason: str) -> JsonObject:
+        """Reports that the target has no shape.
+
+        Raises:
+            InputError: Always, but for the target of a frontier, for which the message is returned.
+        """
+        if not self.config.budget.frontier:
             raise InputError(reason)
         self.console.say(f"  shape-{self.target.name}: no pruned student: {reason}")
         return {UNREACHED: reason}

@@ -28,6 +28,10 @@ AIM = 1.03  # times the target speed: evaluated later, 13 students were slower, 
 CANDIDATE_ROUNDS = 3  # times the budget's: half a minute, because noise on a shared machine fluctuates slowly
 
 
+class TooLargeError(InputError):
+    """The files of the shape that was found are larger than the budget allows."""
+
+
 class TimedCandidate(NamedTuple):
     """A candidate and its files as they will be deployed."""
 
@@ -165,11 +169,11 @@ class ShapeTimer:
         """Checks the size of the measured files.
 
         Raises:
-            InputError: The files are larger than the budget allows.
+            TooLargeError: The files are larger than the budget allows.
         """
         max_bytes = self.target.max_bytes
         if max_bytes is not None and measured["bytes"] > max_bytes:
-            raise InputError(
+            raise TooLargeError(
                 f"budget.max_bytes: expected at most {max_bytes / 1e6:g} MB, found {measured['bytes'] / 1e6:.1f} MB "
                 f"for the best shape, {measured['label']}, at {measured['speedup']:.1f}x; --budget.precision int8, "
                 "--prune.unseen 1 (fewer tokens) and --prune.embedding_rank (narrower embeddings) make it smaller"

@@ -16,6 +16,7 @@ from distill.tasks.task import Task
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.plan import RunPlan
+from pipelines.stages.prepare.compared_texts import as_plain_texts
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prepare.vocabulary import TOKENS_FILE, load_student_tokenizer
@@ -80,6 +81,6 @@ def find_prunable_axes(model: PreTrainedModel, task: Task) -> list[Axis]:
 
 def training_texts(splits: Splits) -> Iterator[str] | Iterator[list[str]]:
     """Yields every text that the student is trained on, or its list of words."""
-    for part in (splits.train, splits.unlabelled):
+    for part in map(as_plain_texts, (splits.train, splits.unlabelled)):
         yield from part.texts
         yield from part.pairs or ()

@@ -46,9 +46,8 @@ class Trial:
         *,
         precision: str = "32",
     ):
-        # Layer terms are left out: candidates of different depths would be trained on different layer pairs.
         self.module = DistillationModule(
-            student, loss=loss.without_layer_terms, train=train, signals=signals, output_rows=output_rows
+            student, loss=find_trial_loss(loss), train=train, signals=signals, output_rows=output_rows
         )
         self.module.on_fit_start()
         self.optimizer = build_optimizer(student, [], train)
@@ -73,6 +72,14 @@ class Trial:
             torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.max_grad_norm)
         self.optimizer.step()
         self.steps += 1
+
+
+def find_trial_loss(loss: LossConfig) -> LossConfig:
+    """Returns the loss of trials: without layer terms, and with the mean weights of ramps.
+
+    Candidates of different depths would be trained on different layer pairs, and the first weights of a ramp may be 0.
+    """
+    return loss.without_layer_terms.interpolate_ramps(0.5)
 
 
 def eliminate_trials(

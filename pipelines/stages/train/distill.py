@@ -322,8 +322,7 @@ def make_student(
     if not own_tokenizer:
         check_same_tokenizer(teacher_tokenizer, plan.student.load_tokenizer(), plan.student.name)
     task.check(plan.student.config, plan.student.name)
-    rows, folder = task.head_rows(plan.student.config), str(plan.student.folder)
-    return task.load(folder, seed) if rows is None else task.load_with_head(folder, rows)
+    return task.load_to_train(str(plan.student.folder), plan.student.config, seed)
 
 
 def describe_size(model: PreTrainedModel) -> str:

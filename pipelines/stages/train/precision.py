@@ -125,8 +125,7 @@ def student_and_batches(run: Run, plan: RunPlan, data: Artefact) -> tuple[PreTra
     other = is_cross_tokenizer(config, teacher_tokenizer, tokenizer)
     if not other:  # as in the student stage
         tokenizer.model_max_length = teacher_tokenizer.model_max_length
-    head = task.head_rows(plan.teacher.config)
-    teacher = task.load(str(source), run.seed) if head is None else task.load_with_head(str(source), head)
+    teacher = task.load_to_train(str(source), plan.teacher.config, run.seed)
     student = make_student(plan, teacher, teacher_tokenizer, task, run.seed, own_tokenizer=other)
     rows = drawn_rows(config, read_data(data).train, task, tokenizer, teacher_tokenizer if other else None, run.seed)
     size, layout = config.train.rows, plan.layouts.student

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -89,6 +91,17 @@ def test_tags_get_biases_that_fit_the_words(inputs, tmp_path):
     config = json.loads((tmp_path / "run" / "student" / "config.json").read_text())
     assert len(metrics["biases"]) == len(config["id2label"])
     assert metrics["val/score_before"] == pytest.approx(read_metrics(tmp_path / "run", "distill")["val/score"])
+
+
+@pytest.mark.slow
+def test_tags_that_mark_no_spans_get_biases_too(inputs, tmp_path):
+    data = tagged_data(tmp_path / "tags")
+    for file in data.glob("*.parquet"):
+        table = pq.read_table(file)
+        tags = [[tag.removeprefix("B-") for tag in row] for row in table["tags"].to_pylist()]
+        pq.write_table(table.set_column(1, "tags", pa.array(tags)), file)
+    run_to_success("distill", small_run(inputs[0], data, tmp_path / "run", *FITTED))
+    assert 0 <= read_metrics(tmp_path / "run", "biases")["val/score"] <= 1
 
 
 def test_a_dry_run_lists_the_stages(inputs, tmp_path):

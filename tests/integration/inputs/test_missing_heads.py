@@ -37,6 +37,21 @@ def test_a_head_without_weights_is_trained_and_reported(checkpoints, changed_cop
 
 
 @pytest.mark.slow
+def test_a_head_without_weights_is_trained_where_the_precision_is_measured(checkpoints, changed_copy, tmp_path):
+    folder = changed_copy("headed", without("classifier"))
+    automatic = ["--precision", "auto", *SHORT]
+    message = run_to_success("distill", small_run(folder, checkpoints / "data", tmp_path / "run", *automatic))
+    assert "fine-tuned first (the files have no weights of its head" in message
+
+
+@pytest.mark.slow
+def test_a_student_whose_head_has_no_weights_gets_a_new_one(checkpoints, changed_copy, tmp_path):
+    folder = changed_copy("headed", without("classifier"))
+    arguments = ["--student", str(folder), "--until", "distill"]
+    run_to_success("distill", small_run(checkpoints / "headed", checkpoints / "data", tmp_path / "run", *arguments))
+
+
+@pytest.mark.slow
 def test_a_renamed_head_counts_as_missing_and_its_weights_are_named(checkpoints, changed_copy, tmp_path):
     folder = changed_copy("headed", broken.renamed("classifier", "klassifier"))
     message = run_to_success("distill", small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT))

@@ -165,6 +165,15 @@ def test_the_pruned_model_computes_the_same_as_the_gated_model(masked_training, 
     assert not any(name.startswith("masks") for name in small.state_dict())
 
 
+def test_ramps_and_schedules_know_the_length_of_the_training(masked_training):
+    _, module, _, _ = masked_training
+    assert module.total_steps == module.trainer.global_step > 1
+    groups = module.trainer.optimizers[0].param_groups
+    masks = {id(parameter) for parameter in module.masks.parameters()}
+    in_groups = {id(parameter) for group in groups for parameter in group["params"]}
+    assert masks <= in_groups
+
+
 def test_another_model_than_the_gated_one_is_rejected(masked_training, token_batch):
     _, module, masking, _ = masked_training
     _, axes = tiny_model_with_axes("bert")

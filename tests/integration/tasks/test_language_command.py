@@ -203,6 +203,7 @@ def test_a_completion_keeps_the_space_after_its_prompt():
         answer = writer.decode_answer(ids[:cut], [*ids[cut:], tokenizer.eos_token_id])
         assert tokenizer.decode(ids[:cut], skip_special_tokens=True) + answer == "The old mill stood by the river"
     assert writer.decode_answer(ids, ids) == "", "it has no end"
+    assert writer.decode_answer(ids, [*tokenizer("\n")["input_ids"], tokenizer.eos_token_id]) == "", "it is blank"
 
 
 def test_a_share_too_small_for_one_conversation_is_rejected(chats, tmp_path, monkeypatch, capsys):

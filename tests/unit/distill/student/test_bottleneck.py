@@ -116,6 +116,15 @@ def test_an_inverted_bottleneck_as_wide_as_its_teacher_has_the_teachers_inner_we
     torch.testing.assert_close(block.bottleneck.input.dense.weight, rows.T)
 
 
+def test_heads_of_another_number_do_not_get_the_teachers_weights():
+    teacher = build_model("bert")
+    student = build_student(teacher, "inverted-bottleneck,heads=2")
+    block, layer = student.mobilebert.encoder.layer[2], teacher.bert.encoder.layer[2]
+    query = block.attention.self.query.weight
+    assert query.shape == layer.attention.self.query.weight.shape
+    assert not torch.equal(query, layer.attention.self.query.weight)
+
+
 def test_listed_layers_of_the_teacher_are_the_inverted_bottlenecks():
     teacher = build_model("bert")
     student = build_student(teacher, "inverted-bottleneck,layers=0,2")

@@ -181,6 +181,14 @@ def test_a_config_value_of_the_wrong_type_is_rejected_by_key(tmp_path: Path, mon
             (*NEEDED, "--student", "teacher", "--student.trained", "--quantize", "int8", "--speedup", "4"),
             "budget: expected none with student.trained",
         ),
+        (
+            (*NEEDED, "--student", "teacher", "--speedup", "4", "--loss.attention", "1"),
+            "loss.attention, loss.relations: expected 0 with a budget, found attention 1 and relations 0",
+        ),
+        (
+            (*NEEDED, "--student", "teacher", "--speedup", "4", "--loss.hidden", "1", "--loss.layer_map", "skip"),
+            "loss.layer_map skip: expected uniform, last, dynamic, learned with a budget",
+        ),
         ((*NEEDED, "--machine.restarts", "3"), "machine.restarts 3: expected machine.devices of 2 or more, found 1"),
     ],
 )

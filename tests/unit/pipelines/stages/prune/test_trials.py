@@ -18,7 +18,7 @@ from pipelines.runs.console import Console
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig, TeacherConfig
 from pipelines.settings.plan import SpeedTarget
 from pipelines.stages.prune.shape import describe_search
-from pipelines.stages.prune.trials import Trial, eliminate_trials, plan_rounds
+from pipelines.stages.prune.trials import Trial, eliminate_trials, find_trial_loss, plan_rounds
 from support.tiny_models import LABELS, build_model, make_rows
 
 RATE = 0.01
@@ -112,6 +112,12 @@ def test_a_trial_learns_from_the_teachers_logits_alone(texts):
         after = trial.module.compute_terms(batch)
     assert list(before) == ["kl"]
     assert after["kl"] < 0.8 * before["kl"]
+
+
+def test_a_trial_uses_the_mean_weights_of_ramps():
+    loss = LossConfig(kl=0, hidden=1, ce=1, ramps={"kl": (0.0, 2.0), "hidden": (1.0, 0.0)})
+    found = find_trial_loss(loss)
+    assert (found.kl, found.ce, found.hidden, found.ramps) == (1.0, 1, 0.0, {})
 
 
 def test_a_trial_in_bf16_mixed_rounds_its_products_and_learns_nearly_the_same(texts):
