@@ -75,7 +75,7 @@ from pipelines.runs.console import Console
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import hash_json
 from pipelines.settings.this_machine import describe_machine, find_commit
-from pipelines.stages.deliver.exported_targets import target_for
+from pipelines.stages.deliver.exported_targets import find_budget_target
 from pipelines.stages.deliver.timed_texts import to_arrays
 from pipelines.stages.prune.budget_timing import TimedModel, draw_texts, time_together
 
@@ -143,7 +143,7 @@ class Benchmark:
         self.first, self.budget = setups[0], setups[0].config.budget
         if any(shared_settings(each) != shared_settings(self.first) for each in setups):
             raise SystemExit("--ours: expected runs that differ in their seed only, found other differences")
-        self.target = target_for(self.budget)
+        self.target = find_budget_target(self.budget)
         self.folder = Path(options.output) / "students" / hash_json(shared_settings(self.first))[:8]
         self.search = SizeSearch(self.first, self.folder)
 

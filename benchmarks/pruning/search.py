@@ -15,7 +15,7 @@ from benchmarks.pruning.peers import Size, TrainingSetup, find_ratio, prune_with
 from benchmarks.pruning.textbrewer import TextBrewerSize, build_textbrewer_student, list_sizes
 from distill.student.build import build_student
 from pipelines.runs.files import write_json
-from pipelines.stages.deliver.exported_targets import target_for
+from pipelines.stages.deliver.exported_targets import find_budget_target
 from pipelines.stages.prune.budget_timing import (
     TimedModel,
     TimingTexts,
@@ -46,7 +46,7 @@ class SizeSearch:
 
     def __init__(self, setup: TrainingSetup, folder: Path):
         self.setup, self.folder, self.budget = setup, folder, setup.config.budget
-        self.requested, self.target = self.budget.speedups[0], target_for(self.budget)
+        self.requested, self.target = self.budget.speedups[0], find_budget_target(self.budget)
 
     @cached_property
     def texts(self) -> TimingTexts:
@@ -57,7 +57,7 @@ class SizeSearch:
     @cached_property
     def teacher(self) -> TimedModel:
         """The teacher's files in fp32."""
-        reference, folder = target_for(self.budget, teacher=True), self.folder / "teacher"
+        reference, folder = find_budget_target(self.budget, teacher=True), self.folder / "teacher"
         return build_timed(self.setup.load_teacher(), self.setup.tokenizer, reference, folder, self.texts)
 
     def find_sizes(self, method: str) -> FoundSizes:

@@ -32,7 +32,7 @@ from distill.data.splits.labelled import load_splits
 from distill.tasks.text_classification import TextClassification
 from pipelines.reports.schema import ModelEntry, Report, StageEntry
 from pipelines.runs.console import Console
-from pipelines.stages.deliver.exported_targets import target_for
+from pipelines.stages.deliver.exported_targets import find_budget_target
 from pipelines.stages.prune.budget_timing import build_timed, draw_texts, time_together
 
 RECIPES = ("distilbert", "tinybert", "minilm", "mobilebert")
@@ -152,7 +152,7 @@ def measure_latencies(options: argparse.Namespace, data: str, folders: Mapping[s
             folder = Path(scratch) / str(i)
             folder.mkdir()
             model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
-            built[name] = build_timed(model, tokenizer, target_for(budget), folder, texts)
+            built[name] = build_timed(model, tokenizer, find_budget_target(budget), folder, texts)
         return time_together(built, budget, budget.lengths[0], options.rounds, Console(), "timing")
 
 

@@ -98,9 +98,9 @@ def time_rounds(
 
 @contextmanager
 def limit_torch_threads(count: int) -> Iterator[None]:
-    """Limits PyTorch to `count` threads inside the block."""
+    """Limits PyTorch to `count` threads inside the block; 0 leaves the number unchanged."""
     previous = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(count or previous)
     try:
         yield
     finally:

@@ -51,7 +51,7 @@ class Blocks:
 # (Sun et al. 2020, MobileBERT, arXiv 2004.02984, table 1). The teacher's stream is equally wide; its inverted
 # bottlenecks are 1,024 inside a stream of 512.
 QUARTER = Fraction(1, 4)
-_BLOCKS = {
+_BLOCK_STRUCTURES = {
     "mobilebert": Blocks(Fraction(1), QUARTER, QUARTER, Fraction(4), 4, False, "no_norm"),
     "mobilebert-tiny": Blocks(Fraction(1), QUARTER, QUARTER, Fraction(4), 2, True, "no_norm"),
     "inverted-bottleneck": Blocks(Fraction(1, 2), Fraction(2), QUARTER, None, 1, True, "layer_norm"),
@@ -69,7 +69,7 @@ def bottleneck_config(teacher: PretrainedConfig, parsed: StudentSpec) -> MobileB
             f"student {parsed.text}: expected an encoder as teacher, among {', '.join(ENCODERS)}, found "
             f"{teacher.model_type!r}: the blocks of this class see both sides of every token"
         )
-    old, blocks = find_family(teacher).sizes(teacher), _BLOCKS[parsed.preset]
+    old, blocks = find_family(teacher).sizes(teacher), _BLOCK_STRUCTURES[parsed.preset]
     requested = {key: numbers[0] for key, numbers in parsed.requested.items() if key != "layers"}
     hidden = requested.get("hidden", int(old.hidden * blocks.hidden))
     heads = requested.get("heads", old.heads)

@@ -18,10 +18,10 @@ NORM_KEY = "norm"
 POOLING_KEY = "pooling"
 POOLING_KINDS = ("mean", "weighted", "max", "order")
 NEAR = 0.75  # similarity of a misspelt preset; no hub name without a slash is this close to a preset
-BLOCKS = ("mobilebert", "mobilebert-tiny", "inverted-bottleneck")
+BOTTLENECK_PRESETS = ("mobilebert", "mobilebert-tiny", "inverted-bottleneck")
 ATTENTION_FREE_PRESETS = ("static", "cnn", "gru")  # over vectors of tokens, without attention
 DEFAULT_POOLING = {"static": ("weighted",), "cnn": ("mean", "max"), "gru": ("mean", "max")}
-PRESETS = (*SHARE_PRESETS, *BLOCKS, *ATTENTION_FREE_PRESETS)
+PRESETS = (*SHARE_PRESETS, *BOTTLENECK_PRESETS, *ATTENTION_FREE_PRESETS)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class StudentSpec:
     @property
     def is_bottleneck(self) -> bool:
         """Whether the student consists of bottleneck blocks."""
-        return self.preset in BLOCKS
+        return self.preset in BOTTLENECK_PRESETS
 
     @property
     def is_attention_free(self) -> bool:
@@ -159,7 +159,7 @@ def list_keys(preset: str) -> tuple[str, ...]:
     """Returns the keys that may follow a preset."""
     if preset in ATTENTION_FREE_PRESETS:
         return (*ATTENTION_FREE_KEYS, POOLING_KEY)
-    return (*(BLOCK_KEYS if preset in BLOCKS else KEYS), NORM_KEY)
+    return (*(BLOCK_KEYS if preset in BOTTLENECK_PRESETS else KEYS), NORM_KEY)
 
 
 def split_values(spec: str, parts: Sequence[str], keys: Sequence[str]) -> dict[str, str]:

@@ -35,7 +35,7 @@ TASKS: dict[str, type[Task]] = {
 }
 TASK_OF_PROBLEM: dict[str | None, str] = {kind.problem: name for name, kind in TASKS.items() if kind.problem}
 CLASSIFICATION = {TextClassification.name, "multi-label"}  # these differ only in how the same logits are interpreted
-_LANGUAGE_TASKS: tuple[type[Language], ...] = (MaskedLM, CausalLM)
+_PLAIN_TEXT_TASKS: tuple[type[Language], ...] = (MaskedLM, CausalLM)
 
 
 def choose_task(requested: str, teacher: PretrainedConfig, name: str, data: DataConfig) -> tuple[str, str]:
@@ -92,7 +92,7 @@ def find_task_of_head(teacher: PretrainedConfig, name: str) -> str:
 def find_language_task(teacher: PretrainedConfig) -> str:
     """Returns the plain-text language task that the checkpoint has a head for; empty if it has no such head."""
     names = teacher.architectures or []
-    return next((kind.name for kind in _LANGUAGE_TASKS if any(name.endswith(kind.heads) for name in names)), "")
+    return next((kind.name for kind in _PLAIN_TEXT_TASKS if any(name.endswith(kind.heads) for name in names)), "")
 
 
 def _infer_task_from_data(teacher: PretrainedConfig, config: DataConfig) -> tuple[str, str]:

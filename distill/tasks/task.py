@@ -175,7 +175,7 @@ class Task(ABC):
         return config
 
     def load(self, path: str, seed: int) -> PreTrainedModel:
-        """Loads a body with a new head for these labels, initialized from `seed`."""
+        """Loads a checkpoint for these labels; a head that its files lack is new, initialized from `seed`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             config = self.config(path)

@@ -8,7 +8,7 @@ from distill.checkpoint.checkpoint import Checkpoint
 from distill.parallel.layout import Layout
 from distill.student.family import FAMILIES, find_family
 from distill.student.sizes import Sizes
-from distill.student.spec import ATTENTION_FREE_PRESETS, BLOCKS, is_relative, parse_spec, resolve_sizes
+from distill.student.spec import ATTENTION_FREE_PRESETS, BOTTLENECK_PRESETS, is_relative, parse_spec, resolve_sizes
 from pipelines.settings.commands.distill import DistillConfig
 
 
@@ -74,7 +74,7 @@ class Facts:
             check_family(self.teacher)
         return (
             None
-            if teacher is None or parse_spec(spec).preset in (*BLOCKS, *ATTENTION_FREE_PRESETS)
+            if teacher is None or parse_spec(spec).preset in (*BOTTLENECK_PRESETS, *ATTENTION_FREE_PRESETS)
             else resolve_sizes(spec, teacher)
         )
 

@@ -29,7 +29,7 @@ class RunPlan:
         settings: The settings with all defaults, of the task too.
         task_reason: Why the task was chosen, and by what texts are truncated, for the user.
         teacher: The teacher's checkpoint.
-        also: The checkpoints of further teachers.
+        additional_teachers: The checkpoints of further teachers.
         student: The student's checkpoint; None if it is built from the teacher.
         student_config: The config of the student that is built or loaded.
         teacher_sizes, student_sizes: Sizes of the layers that loss terms compare.
@@ -42,7 +42,7 @@ class RunPlan:
     settings: DistillConfig
     task_reason: str
     teacher: Checkpoint
-    also: tuple[Checkpoint, ...]
+    additional_teachers: tuple[Checkpoint, ...]
     student: Checkpoint | None
     student_config: "PretrainedConfig"
     teacher_sizes: LayerSizes
@@ -89,7 +89,7 @@ class RunPlan:
         return [
             ("task", f"{self.task} ({self.task_reason})"),
             ("teacher", str(self.teacher.folder)),
-            *(("another teacher", str(each.folder)) for each in self.also),
+            *(("another teacher", str(each.folder)) for each in self.additional_teachers),
             ("student", f"{s.student.spec}, {source}, {self.student_sizes.layers} layers"),
             ("teacher's layout", str(layouts.teacher)),
             ("student's layout", str(layouts.student)),

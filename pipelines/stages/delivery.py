@@ -19,7 +19,12 @@ from pipelines.stages.deliver.class_biases import class_biases_stage
 from pipelines.stages.deliver.evaluate import evaluate_stage
 from pipelines.stages.deliver.evaluated_model import EvaluatedModel, RequestedSpeed
 from pipelines.stages.deliver.export import export_stage
-from pipelines.stages.deliver.exported_targets import forms_of_teacher, scored_target, student_targets, target_for
+from pipelines.stages.deliver.exported_targets import (
+    find_budget_target,
+    find_scored_target,
+    list_student_targets,
+    list_teacher_targets,
+)
 from pipelines.stages.deliver.speed import find_correction, is_slow, speed_stage
 from pipelines.stages.deliver.timing import remaining_seconds
 from pipelines.stages.prepare.compared_texts import as_plain_texts
@@ -35,7 +40,7 @@ from pipelines.stages.students import (
     quantize_students,
 )
 
-_BLOCKS = 8  # maximum number of blocks for comparing a language model's exports; each has tens of megabytes of logits
+_PARITY_BLOCKS = 8  # most blocks on which a language model's exports are compared; each has tens of MB of logits
 TEACHER_EXPORT = "export-teacher"
 WIDE = "the interval is too wide to tell whether it is too slow"  # why a student isn't cut again
 
@@ -92,13 +97,13 @@ class Delivery:
 
     def export_all(self) -> None:
         """Exports the teacher and all students."""
-        self.export("-teacher", self.stages["teacher"], forms_of_teacher(self.config))
+        self.export("-teacher", self.stages["teacher"], list_teacher_targets(self.config))
         for each in self.students:
             self.export_student(each)
 
     def export_student(self, student: TrainedStudent) -> None:
         """Exports a student."""
-        self.export(student.suffix, student.stage, student_targets(self.config, student.scheme))
+        self.export(student.suffix, student.stage, list_student_targets(self.config, student.scheme))
 
     def export(self, suffix: str, model: Artefact, targets: Sequence[ExportTarget]) -> None:
         """Exports a model to its targets, if requested with fitted biases of its classes."""
@@ -111,7 +116,7 @@ class Delivery:
             model,
             model.folder / MODEL,
             as_plain_texts(self.splits.test),
-            parity=min(parity, _BLOCKS) if isinstance(self.task, Language) else parity,
+            parity=min(parity, _PARITY_BLOCKS) if isinstance(self.task, Language) else parity,
             max_length=self.config.data.max_length,
             targets=targets,
             reduce_range=reduces_range_of_dynamic_int8(self.config),
@@ -153,7 +158,7 @@ class Delivery:
             return
         if is_measured(stage) and not reason and is_slow(stage.metrics["share"]["value"]):
             reason = WIDE
-        wanted = target_for(self.config.budget)
+        wanted = find_budget_target(self.config.budget)
         self.speeds[self.find_scored(target).name] = RequestedSpeed(wanted, stage, retries, reason)
 
     def measure(self, target: SpeedTarget) -> Artefact | None:
@@ -227,9 +232,9 @@ class Delivery:
         """Scores and times all models."""
         config, stages = self.config, self.stages
         teacher = stages["teacher"].name
-        models = [EvaluatedModel("teacher", teacher, stages[TEACHER_EXPORT], scored_target(config))]
+        models = [EvaluatedModel("teacher", teacher, stages[TEACHER_EXPORT], find_scored_target(config))]
         for each in self.students:
-            export, scored = stages[f"export{each.suffix}"], scored_target(config, each.scheme)
+            export, scored = stages[f"export{each.suffix}"], find_scored_target(config, each.scheme)
             models.append(EvaluatedModel(each.name, each.stage.name, export, scored, self.speeds.get(each.name)))
         seconds = remaining_seconds(self.run)
         stages["evaluate"] = evaluate_stage(

@@ -10,7 +10,7 @@ from pipelines.settings.attention_free_names import name_attention_free_students
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import RunPlan, SpeedTarget, list_targets, round_name
 from pipelines.settings.schemes import list_schemes, quantization_by
-from pipelines.stages.prepare.label_order import by_label_stage
+from pipelines.stages.prepare.label_order import label_order_stage
 from pipelines.stages.prune.costs import costs_stage
 from pipelines.stages.prune.cut import cut_stage
 from pipelines.stages.prune.faster_shape import faster_shape_stage
@@ -167,7 +167,7 @@ def choose_shape(pipeline: PruningContext, target: SpeedTarget, previous: Artefa
 
 def trained_student_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefact) -> Artefact:
     """Returns the stage of a student that is already trained."""
-    return teacher if plan.student is None else by_label_stage(run, plan.student, data)
+    return teacher if plan.student is None else label_order_stage(run, plan.student, data)
 
 
 def quantize_students(

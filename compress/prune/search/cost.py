@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 Count: TypeAlias = "int | Tensor"
 _WIDTHS = (1.0, 0.5, 0.25)  # shares of the full hidden width at which costs are measured
-_BLOCKS = ((1, 1.0, 1.0), (2, 0.5, 0.25), (1, 0.25, 0.0625), (2, 1.0, 0.5))  # (layers, share of heads, share of ffn)
+# (layers, share of heads, share of ffn)
+_MEASURED_SIZES = ((1, 1.0, 1.0), (2, 0.5, 0.25), (1, 0.25, 0.0625), (2, 1.0, 0.5))
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def plan_measurements(full: ModelSizes, *, step: int, uniform: bool = False) -> 
     all_sizes = []
     for share in _WIDTHS if full.hidden else _WIDTHS[:1]:
         hidden = round_width(full.hidden, share, step) if full.hidden else 0
-        for layers, head_share, ffn_share in _BLOCKS:
+        for layers, head_share, ffn_share in _MEASURED_SIZES:
             depth = min(layers, full.depth)
             head_share = 1.0 if uniform and not full.hidden else head_share
             heads = tuple(max(1, round(units * head_share)) for units in full.heads[:depth])

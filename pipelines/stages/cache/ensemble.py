@@ -19,7 +19,7 @@ VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a di
 def ensemble_stage(run: Run, plan: RunPlan, data: Artefact, first: Artefact, precision: str) -> Artefact:
     """Writes `model/`: all teachers as one checkpoint, each fine-tuned first if necessary."""
     members = {"teacher": first}
-    for number, checkpoint in enumerate(plan.also, 2):
+    for number, checkpoint in enumerate(plan.additional_teachers, 2):
         name = f"teacher-{number}"
         members[name] = teacher_stage(run, plan, checkpoint, data, precision, name=name)
     config, mixture = plan.settings, plan.settings.teacher

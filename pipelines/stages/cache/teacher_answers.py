@@ -67,7 +67,7 @@ def answers_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Arte
                 "answers end"
             )
         discarded = len(answers) - used
-        counts: dict[str, int | str] = {"answers_by_teacher": used, "answers_not_taken": discarded}
+        counts: dict[str, int | str] = {"answers_by_teacher": used, "answers_discarded": discarded}
         changed = replace(splits, train=Conversations(chats), notes=splits.notes | counts)
         write_splits(changed, folder, read_task_settings(data))
         run.console.say(f"  answers: {used:,} of {len(chats):,} are the teacher's, {discarded:,} were discarded")

@@ -9,12 +9,12 @@ from pipelines.settings.schemes import is_dynamic, list_schemes
 from pipelines.stages.deliver.export import ALWAYS, HUGGINGFACE, list_quantized_targets
 
 
-def forms_of_teacher(config: DistillConfig) -> list[ExportTarget]:
+def list_teacher_targets(config: DistillConfig) -> list[ExportTarget]:
     """Returns the teacher's export targets, for the comparison: the float targets of the students that it can have."""
-    return [target for target in float_targets(config) if target.kind.attention]
+    return [target for target in list_float_targets(config) if target.kind.attention]
 
 
-def float_targets(config: DistillConfig) -> list[ExportTarget]:
+def list_float_targets(config: DistillConfig) -> list[ExportTarget]:
     """Returns the float targets of the students."""
     is_measured = config.budget.requested and config.budget.runtime != "pytorch"
     names = [*parse_formats(config.export), *([config.budget.runtime] if is_measured else [])]
@@ -23,12 +23,12 @@ def float_targets(config: DistillConfig) -> list[ExportTarget]:
     )
 
 
-def student_targets(config: DistillConfig, scheme: str = "") -> list[ExportTarget]:
+def list_student_targets(config: DistillConfig, scheme: str = "") -> list[ExportTarget]:
     """Returns a student's export targets: float targets and, if `scheme` is given, the formats that support it.
 
     Those formats are exported in float too, so that the report shows the gain of quantization on each runtime.
     """
-    floats, schemes = float_targets(config), list_schemes(config)
+    floats, schemes = list_float_targets(config), list_schemes(config)
     if config.task in GENERATIVE_TASKS and "onnx" in parse_formats(config.export):
         floats.append(ExportTarget("onnx-decoder"))
     if not scheme:
@@ -43,19 +43,19 @@ def student_targets(config: DistillConfig, scheme: str = "") -> list[ExportTarge
     return [*(each for each in floats if each.format not in others), *taken]
 
 
-def scored_target(config: DistillConfig, scheme: str | None = None) -> ExportTarget | None:
+def find_scored_target(config: DistillConfig, scheme: str | None = None) -> ExportTarget | None:
     """Returns the target of a student with a scheme, or of the teacher, whose validation score is compared.
 
     It is compared with the budget's minimum, or with those of a frontier's other students; otherwise there is none.
     """
     if not (config.budget.requested and (config.budget.min_score or config.budget.frontier)):
         return None
-    wanted = target_for(config.budget, teacher=scheme is None)
-    forms = student_targets(config, scheme) if scheme is not None else [wanted]
+    wanted = find_budget_target(config.budget, teacher=scheme is None)
+    forms = list_student_targets(config, scheme) if scheme is not None else [wanted]
     return wanted if wanted in forms else forms[-1]
 
 
-def target_for(budget: Budget, *, teacher: bool = False) -> ExportTarget:
+def find_budget_target(budget: Budget, *, teacher: bool = False) -> ExportTarget:
     """Returns the export target of a budget; the teacher's is in fp32."""
     name = {"pytorch": "huggingface"}.get(budget.runtime, budget.runtime)
     return ExportTarget(name, "int8" if budget.precision == "int8" and not teacher else FLOAT)

@@ -19,7 +19,7 @@ from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget
 from pipelines.settings.this_machine import describe_machine
 from pipelines.stages.deliver.export import HUGGINGFACE
-from pipelines.stages.deliver.exported_targets import target_for
+from pipelines.stages.deliver.exported_targets import find_budget_target
 from pipelines.stages.deliver.timed_texts import EncodedTexts, encode_split
 from pipelines.stages.deliver.timing import (
     CallConditions,
@@ -59,7 +59,7 @@ def speed_stage(
     """
     if any(export.digest is None for export in exports.values()):
         return run.plan_stage(f"speed-{target.name}")
-    files = {name: target_for(config.budget, teacher=name == TEACHER) for name in exports}
+    files = {name: find_budget_target(config.budget, teacher=name == TEACHER) for name in exports}
     for name, export in exports.items():
         if str(files[name]) not in [proof["target"] for proof in export.metrics["parity"]]:
             run.console.say(f"  speed-{target.name}: not measured, because {export.name} has no {files[name]}")

@@ -18,7 +18,7 @@ from pipelines.stages.deliver.evaluated_model import EvaluatedModel
 from pipelines.stages.deliver.export import export_stage, requested_targets
 from pipelines.stages.prepare.compared_texts import as_plain_texts
 from pipelines.stages.prepare.data import data_stage, read_data, read_task
-from pipelines.stages.prepare.label_order import by_label_stage
+from pipelines.stages.prepare.label_order import label_order_stage
 from pipelines.stages.prepare.teacher import MODEL
 
 
@@ -55,7 +55,7 @@ def export_checkpoint(run: Run, config: EvaluateConfig, checkpoint: Checkpoint, 
         InputError: The checkpoint's head lacks the data's labels.
         ExportError: No format reproduces the model.
     """
-    name, ordered = checkpoint.role, by_label_stage(run, checkpoint, data)
+    name, ordered = checkpoint.role, label_order_stage(run, checkpoint, data)
     export = export_stage(
         run,
         f"export-{name}",

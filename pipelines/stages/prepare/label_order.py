@@ -12,7 +12,7 @@ from pipelines.stages.prepare.teacher import MODEL
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
-def by_label_stage(run: Run, checkpoint: Checkpoint, data: Artefact) -> Artefact:
+def label_order_stage(run: Run, checkpoint: Checkpoint, data: Artefact) -> Artefact:
     """Writes `model/`: the checkpoint with its labels in the data's order, matched by name.
 
     Raises:

@@ -32,14 +32,14 @@ class SplitOutputs:
     Args:
         samples: Signals of each sample by name, in the form that caches have: [1, ...] or [queried positions, ...].
         score: Score by the task's training metric; higher is better.
-        places: Identity of each sample, see `list_sample_keys`.
+        sample_keys: Identity of each sample, see `list_sample_keys`.
         temperature: Temperature that softened the distributions before they were truncated to TOP_K tokens; None for
             complete distributions.
     """
 
     samples: list[dict[str, Tensor]]
     score: float
-    places: list[Hashable]
+    sample_keys: list[Hashable]
     temperature: float | None = None
 
     def select(self, rows: list[int]) -> TeacherSignals:
@@ -160,7 +160,7 @@ class TeacherComparison:
     @cached_property
     def teacher_samples(self) -> dict[int, int]:
         """Index of the teacher's sample for each of the student's samples that the teacher was evaluated on too."""
-        numbers = {key: number for number, key in enumerate(self.teacher.places)}
+        numbers = {key: number for number, key in enumerate(self.teacher.sample_keys)}
         return {row: numbers[key] for row, key in enumerate(list_sample_keys(self.split)) if key in numbers}
 
     def count_rows(self, row: int) -> int:

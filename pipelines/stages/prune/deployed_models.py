@@ -10,7 +10,7 @@ from compress.quantize.config import QuantizeConfig
 from distill.checkpoint.custom_models import load_model_folder
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.schemes import quantization_by, reduces_range_of_dynamic_int8
-from pipelines.stages.deliver.exported_targets import target_for
+from pipelines.stages.deliver.exported_targets import find_budget_target
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 from pipelines.stages.prune.budget_timing import TimedModel, TimingTexts, build_timed
 
@@ -19,7 +19,7 @@ RoundingKey: TypeAlias = str | list[object]  # JSON types
 
 def build_timed_teacher(source: Path, folder: Path, texts: TimingTexts) -> TimedModel:
     """Returns the teacher of a checkpoint, exported into `folder`."""
-    target = target_for(texts.budget, teacher=True)
+    target = find_budget_target(texts.budget, teacher=True)
     return build_timed(load_model_folder(source), load_student_tokenizer(source), target, folder, texts)
 
 
@@ -28,7 +28,7 @@ def build_timed_student(
 ) -> TimedModel:
     """Returns a student, quantized as it will be deployed and exported into `folder`."""
     quantization, reduce_range = timing_quantization(config), reduces_range_of_dynamic_int8(config)
-    target = target_for(config.budget)
+    target = find_budget_target(config.budget)
     return build_timed(model, tokenizer, target, folder, texts, quantization, reduce_range=reduce_range)
 
 

@@ -1,8 +1,7 @@
 """The precision stage: the precision that trains fastest on this machine, measured once per output folder."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from compress.measure.latency import limit_torch_threads
 from compress.measure.precision_modes import MODES, check_mode, find_unsupported_reason, list_candidate_modes
 from compress.measure.precision_speed import choose_fastest_mode, measure_modes, measure_peak_flops
 from distill.checkpoint.outputs import find_logits
@@ -54,12 +54,12 @@ def select_precision(run: Run, plan: RunPlan, data: Artefact) -> str:
         return machine.precision
 
     def work(folder: Path) -> dict[str, Any]:
-        with set_threads_within(machine.threads), torch.random.fork_rng(devices=[]):
+        with limit_torch_threads(machine.threads), torch.random.fork_rng(devices=[]):
             torch.manual_seed(run.seed)
-            model, batches = student_and_batches(run, plan, data)
+            model, batches = build_student_and_batches(run, plan, data)
             timings = time_precisions(model, batches, machine, list_accepted_modes(plan))
         (folder / "precision.json").write_text(json.dumps(timings, indent=1))
-        run.console.say(f"  precision: {timings['chosen']} is chosen here ({measured_text(timings)})")
+        run.console.say(f"  precision: {timings['chosen']} is chosen here ({describe_timings(timings)})")
         return timings
 
     # No inputs and no seed, so that there is one choice per output folder.
@@ -91,7 +91,7 @@ def list_accepted_modes(plan: RunPlan) -> list[str]:
     ]
 
 
-def measured_text(timings: Mapping[str, Any]) -> str:
+def describe_timings(timings: Mapping[str, Any]) -> str:
     """Returns the measured speeds as text."""
     shares = timings["share_of_ceiling"]
     listed = [
@@ -102,18 +102,9 @@ def measured_text(timings: Mapping[str, Any]) -> str:
     return f"a step of the student on {sizes} tokens: {'; '.join(listed)}"
 
 
-@contextmanager
-def set_threads_within(count: int) -> Iterator[None]:
-    """Sets the number of CPU threads inside the block to that of the training; 0 leaves it unchanged."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def student_and_batches(run: Run, plan: RunPlan, data: Artefact) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
+def build_student_and_batches(
+    run: Run, plan: RunPlan, data: Artefact
+) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
     """Returns the unsharded student at the start of its training, and batches of the size each process gets.
 
     A segment of positions is measured as a row of its own.
@@ -127,7 +118,7 @@ def student_and_batches(run: Run, plan: RunPlan, data: Artefact) -> tuple[PreTra
         tokenizer.model_max_length = teacher_tokenizer.model_max_length
     teacher = task.load_to_train(str(source), plan.teacher.config, run.seed)
     student = make_student(plan, teacher, teacher_tokenizer, task, run.seed, own_tokenizer=other)
-    rows = drawn_rows(config, read_data(data).train, task, tokenizer, teacher_tokenizer if other else None, run.seed)
+    rows = draw_rows(config, read_data(data).train, task, tokenizer, teacher_tokenizer if other else None, run.seed)
     size, layout = config.train.rows, plan.layouts.student
     batches = TrainBatches(
         rows, size, find_padding_id(tokenizer), seed=run.seed, ranks=layout.data_parallel, segment=(0, layout.cp)
@@ -137,7 +128,7 @@ def student_and_batches(run: Run, plan: RunPlan, data: Artefact) -> tuple[PreTra
     return student.float(), [next(cut_chunks(batch, window)).batch for batch in measured] if window else measured
 
 
-def drawn_rows(
+def draw_rows(
     config: DistillConfig,
     part: Any,
     task: Task,
@@ -173,7 +164,7 @@ def time_precisions(
     """
     device = choose_device(machine.accelerator)
     model = model.to(device).train()  # type: ignore[arg-type]
-    losses = [loss_on(batch, device) for batch in batches]
+    losses = [make_loss(batch, device) for batch in batches]
     with attend_to_short_texts():  # as in training
         seconds = measure_modes(model, losses, modes)
     with FlopCounterMode(display=False) as counter:
@@ -198,7 +189,7 @@ def time_precisions(
     }
 
 
-def loss_on(batch: Mapping[str, Tensor], device: torch.device) -> Callable[[Any], Tensor]:
+def make_loss(batch: Mapping[str, Tensor], device: torch.device) -> Callable[[Any], Tensor]:
     """Returns a function that computes a scalar to backpropagate from: the mean square of a model's logits."""
     on_device = {name: each.to(device) for name, each in batch.items() if isinstance(each, Tensor)}
 

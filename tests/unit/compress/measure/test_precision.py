@@ -194,7 +194,7 @@ def test_a_missing_share_of_the_ceiling_is_not_printed():
         "share_of_ceiling": {"32": 0.5},
         "measured": {"batches": [[8, 12], [7, 9]]},
     }
-    assert precision.measured_text(measurements) == (
+    assert precision.describe_timings(measurements) == (
         "a step of the student on 8x12, 7x9 tokens: 32 20 ms, 50% of what products reach; bf16-mixed 10 ms"
     )
 
