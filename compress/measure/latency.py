@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TypeVar
 
 import numpy as np
@@ -34,7 +35,9 @@ class Latency:
     best_ms: float
 
 
-TEXTS_PER_TURN = 16  # a runner's uninterrupted calls
+TEXTS_PER_TURN = 16  # a runner's uninterrupted calls that are counted
+# Milliseconds of calls before them: after a model of 92 MB, one of 10 MB took seven calls (4 ms) to warm up.
+WARMUP_MS = 10
 Name = TypeVar("Name", bound=Hashable)
 TimedInputs = dict[str, np.ndarray]
 Runner = Callable[[TimedInputs], object]
@@ -68,7 +71,8 @@ def time_rounds(
 
     Within a turn one runner runs alone, as in deployment: with alternation after every text, a large model would evict
     a small one's weights from the cache each time, and the small one would look half as fast. For the same reason the
-    first call of a turn isn't counted. The order of the runners changes from turn to turn.
+    calls in the first WARMUP_MS of a turn, at least one, aren't counted. The order of the runners changes from turn to
+    turn.
 
     Args:
         runners: Name -> function of one call's inputs, such as a padded batch of token ids ([batch, length] int64
@@ -110,8 +114,8 @@ def limit_torch_threads(count: int) -> Iterator[None]:
 def _time_calls(
     runner: Callable[[Inputs], object], batches: Sequence[Inputs], on_call: Callable[[], None]
 ) -> list[float]:
-    """Returns the milliseconds of each call, after a call that isn't counted."""
-    runner(batches[0])
+    """Returns the milliseconds of each call, after those that aren't counted."""
+    _warm_up(runner, batches)
     milliseconds = []
     for batch in batches:
         start = time.perf_counter()
@@ -119,6 +123,15 @@ def _time_calls(
         milliseconds.append((time.perf_counter() - start) * 1e3)
         on_call()
     return milliseconds
+
+
+def _warm_up(runner: Callable[[Inputs], object], batches: Sequence[Inputs]) -> None:
+    """Calls the runner on the batches in turn, at least once, until WARMUP_MS have passed."""
+    start = time.perf_counter()
+    for batch in cycle(batches):
+        runner(batch)
+        if (time.perf_counter() - start) * 1e3 >= WARMUP_MS:
+            return
 
 
 def summarize_times(times: np.ndarray, inputs: Sequence[TimedInputs], threads: int) -> Latency:

@@ -24,7 +24,7 @@ from pipelines.stages.prune.importance import SCORES
 from pipelines.stages.prune.shape_inputs import LoadedInputs
 
 MEASUREMENTS = 3, 8  # minimum and maximum number of measurements of a search
-AIM = 1.03  # times the target speed: evaluated later, 13 students were slower, by 5 % (the median; shared machines)
+AIM = 1.015  # times the target speed, because measurements differ by a few percent from one minute to the next
 CANDIDATE_ROUNDS = 3  # times the budget's: half a minute, because noise on a shared machine fluctuates slowly
 
 

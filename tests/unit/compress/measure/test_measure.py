@@ -34,6 +34,12 @@ def clock(monkeypatch) -> Clock:
     return fake
 
 
+@pytest.fixture
+def one_warm_up_call(monkeypatch) -> None:
+    """Each turn has a single call that isn't counted."""
+    monkeypatch.setattr(latencies, "WARMUP_MS", 0)
+
+
 class CallRecorder:
     """Runners that record each call's runner, input length and number of PyTorch threads."""
 
@@ -53,6 +59,7 @@ class CallRecorder:
 # --- latency
 
 
+@pytest.mark.usefixtures("one_warm_up_call")
 @pytest.mark.parametrize(("rounds", "warmup"), [(1, 0), (3, 1), (2, 2)])
 def test_every_runner_gets_the_same_calls_and_each_call_is_reported(rounds, warmup):
     calls, expected = CallRecorder(), []
@@ -65,6 +72,7 @@ def test_every_runner_gets_the_same_calls_and_each_call_is_reported(rounds, warm
     assert len(expected) == len(NAMES) * len(LENGTHS) * (rounds + warmup)
 
 
+@pytest.mark.usefixtures("one_warm_up_call")
 def test_runners_alternate_in_blocks_and_take_every_position_equally_often():
     calls, count = CallRecorder(), 3 * TEXTS_PER_TURN
     texts = [{"input_ids": np.full((1, length), 1)} for length in range(1, count + 1)]
@@ -128,6 +136,20 @@ def test_quantiles_of_real_times_are_positive_and_ordered():
         assert 0 < one.p10_ms <= one.median_ms <= one.p90_ms
 
 
+def test_a_model_warms_up_on_its_texts_for_ten_milliseconds_in_each_turn(clock):
+    seen: list[int] = []
+
+    def run(batch) -> None:
+        seen.append(batch["input_ids"].shape[1])
+        clock.work(0.003)
+
+    measured = measure_latency({"only": run}, {"only": TEXTS[:3]}, rounds=2, warmup=0)["only"]
+    warm_up = [*LENGTHS[:3], LENGTHS[0]]  # 3, 6, 9 and 12 milliseconds
+    assert seen == 2 * [*warm_up, *LENGTHS[:3]]
+    assert measured.repeats == 6
+
+
+@pytest.mark.usefixtures("one_warm_up_call")
 def test_warmup_calls_are_not_counted(clock):
     calls = iter(range(4 * (len(TEXTS) + 1)))
     cold = {"cold": lambda batch: clock.work(9 if next(calls) < len(TEXTS) + 1 else 0.002)}
