@@ -144,8 +144,8 @@ def describe_measurement(measured: SpeedMeasurement) -> str:
 def explain_retries(measured: TargetSpeed) -> list[str]:
     """Returns sentences on how often the student was cut again for being too slow, and why not again."""
     count, reason = measured["retries"], measured["reason"]
-    sentences = [f"It was pruned again and trained again {'once' if count == 1 else f'{count} times'}"] if count else []
-    return sentences + ([f"It wasn't pruned {'again' if count else 'further'}: {reason}"] if reason else [])
+    sentences = [f"It was pruned and trained again {'once' if count == 1 else f'{count} times'}"] if count else []
+    return sentences + ([f"It wasn't pruned again: {reason}"] if reason else [])
 
 
 def explain_excess(report: Report, student: PrunedStudent) -> str:

@@ -236,7 +236,7 @@ def test_repeated_pruning_and_the_reason_for_its_end_are_reported(family):
     page = " ".join(Page(render_html(family, {})).text.split())
     assert (
         "missed by 5.3 %. Timed on 144 texts of 64 tokens, 8 times each, until the limit of time or texts, before the "
-        "interval was narrow; two copies of the teacher's file differed by 0.4 %. It was pruned again and trained "
+        "interval was narrow; two copies of the teacher's file differed by 0.4 %. It was pruned and trained "
         "again 2 times. It wasn't pruned again: budget.retries allows 2."
     ) in page
 
