@@ -193,12 +193,16 @@ class Task(ABC):
         rows = [row.get(label_name(name)) for name in self.labels]
         return None if any(i is None for i in rows) else [i for i in rows if i is not None]
 
-    def load_to_train(self, path: str, config: PretrainedConfig, seed: int) -> PreTrainedModel:
-        """Loads a checkpoint with its head if that has the labels and weights, otherwise with a new one."""
+    def find_head(self, folder: Path, config: PretrainedConfig) -> tuple[list[int] | None, str]:
+        """Returns `head_rows`, and None if the head's weights are missing, with `missing_head`'s description."""
         rows = self.head_rows(config)
-        if rows is None or self.missing_head(Path(path)):
-            return self.load(path, seed)
-        return self.load_with_head(path, rows)
+        missing = self.missing_head(folder) if rows is not None else ""
+        return None if missing else rows, missing
+
+    def load_to_train(self, folder: Path, config: PretrainedConfig, seed: int) -> PreTrainedModel:
+        """Loads a checkpoint with its head if that has the labels and weights, otherwise with a new one."""
+        rows, _ = self.find_head(folder, config)
+        return self.load(str(folder), seed) if rows is None else self.load_with_head(str(folder), rows)
 
     def load_with_head(self, path: str, rows: Sequence[int]) -> PreTrainedModel:
         """Loads a checkpoint with its head, whose rows are reordered to match the task's labels."""

@@ -298,7 +298,7 @@ class DistillationModule(lightning.LightningModule):
         self._backward_window.check_models()
         if self._trainer is None or self.splits_batches:
             return
-        found = f"the strategy {type(self.trainer.strategy).__name__}" if self.can_split_batches else "others"
+        found = f"the strategy {type(self.trainer.strategy).__name__}" if self.can_split_batches else "terms that do"
         raise InputError(
             "train.backward_window: expected terms that don't compare rows, and one process with a strategy that "
             f"splits batches, as in a run of pipelines.distill, found {found}: whole documents would be trained"

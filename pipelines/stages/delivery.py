@@ -147,10 +147,9 @@ class Delivery:
                 reason = self.replace_students(targets, factors, attempts)
             if not factors or reason:
                 break
-            retries.update(factors.keys())
-        for target in targets:
-            name = target.name
-            self.record_speed(target, measured[name], retries[name], reason if name in factors else "")
+            retries.update(list(factors))
+        for each in targets:
+            self.record_speed(each, measured[each.name], retries[each.name], reason if each.name in factors else "")
 
     def record_speed(self, target: SpeedTarget, stage: Artefact | None, retries: int, reason: str) -> None:
         """Notes the speed of a target's student for the evaluation, and why it isn't cut again if it is too slow."""

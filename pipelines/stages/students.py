@@ -17,7 +17,7 @@ from pipelines.stages.prune.faster_shape import faster_shape_stage
 from pipelines.stages.prune.gradual import gradual_masking_stage
 from pipelines.stages.prune.importance import scores_stage
 from pipelines.stages.prune.rounds import round_stage
-from pipelines.stages.prune.shape import shape_stage
+from pipelines.stages.prune.shape import read_correction, shape_stage
 from pipelines.stages.prune.shape_inputs import ShapeInputs
 from pipelines.stages.prune.start import pruning_start_stage
 from pipelines.stages.train.distill import student_stage
@@ -217,6 +217,9 @@ def prune_nested(
 
     Returns:
         The stages by name; none if a target, corrected for a `previous` family, is reached by no shape.
+
+    Raises:
+        InputError: A target of the first family is reached by no shape.
     """
     run, config, initial = pipeline.run, pipeline.config, pipeline.inputs
     try:
@@ -225,8 +228,6 @@ def prune_nested(
         if previous is None:
             raise
         run.console.say(f"  {error}")
-        return {}
-    if not stages:
         return {}
     shapes = {each.name: stages[f"shape-{each.name}"] for each in targets}
     first, *others = shapes
@@ -244,7 +245,10 @@ def choose_nested_shapes(
     """Returns the stages of the shapes, and of the models that the next shape is chosen within.
 
     Of a `previous` family, the shapes before the first corrected one stay, that one loses units, and the ones within it
-    are searched anew. There are no stages if one of them isn't found.
+    are searched anew.
+
+    Raises:
+        InputError: A target is reached by no shape.
     """
     stages: Stages = {}
     inputs, is_changed = pipeline.inputs, False
@@ -252,12 +256,12 @@ def choose_nested_shapes(
         context, name = replace(pipeline, inputs=inputs), f"shape-{target.name}"
         if previous is None or is_changed:
             stages[name] = choose_shape(context, target)
-        elif target.correction == previous[target.name].manifest["config"]["target"]["correction"]:
+        elif target.correction == read_correction(previous[target.name]):
             stages[name] = previous[target.name]
         else:
             stages[name], is_changed = choose_shape(context, target, previous[target.name]), True
-        if UNREACHED in stages[name].metrics or not stages[name].metrics.get("faster", True):
-            return {}
+        if not stages[name].metrics.get("faster", True):
+            raise InputError(f"{name}: no faster shape was found")
         if number < len(targets):
             cut = stages[f"cut-{target.name}"] = cut_stage(context.run, inputs, stages[name], target.name)
             inputs = replace(inputs, start=cut, scores=cut)

@@ -26,9 +26,8 @@ def label_order_stage(run: Run, checkpoint: Checkpoint, data: Artefact) -> Artef
 
     task = read_task(data)
     task.check(checkpoint.config, str(folder))
-    rows = task.head_rows(checkpoint.config)
-    missing = task.missing_head(folder) if rows is not None else ""
-    if rows is None or missing:
+    rows, missing = task.find_head(folder, checkpoint.config)
+    if rows is None:
         raise InputError(
             f"{name} {str(folder)!r}: expected {task.describe_head()}, found none"
             f"{f': {missing}' if missing else ''}: it can't be scored"

@@ -167,9 +167,8 @@ def find_usable_head(run: Run, config: DistillConfig, checkpoint: Checkpoint, ta
     """
     source = checkpoint.folder
     task.check(checkpoint.config, str(source))
-    rows = task.head_rows(checkpoint.config)
-    missing = task.missing_head(source) if rows is not None else ""
-    rows, reason = (None, missing) if missing else (rows, "it has no head for these labels")
+    rows, missing = task.find_head(source, checkpoint.config)
+    reason = missing or "it has no head for these labels"
     if config.teacher.finetune == "never" and rows is None:
         raise InputError(
             f"teacher {str(source)!r}: expected {task.describe_head()}, found none"

@@ -10,7 +10,7 @@ from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget
-from pipelines.stages.prune.shape import MEASURED, ShapeSearch, describe_search, write_shape
+from pipelines.stages.prune.shape import MEASURED, ShapeSearch, describe_search, read_correction, write_shape
 from pipelines.stages.prune.shape_inputs import LoadedInputs, ShapeInputs
 from pipelines.stages.prune.shape_timing import AIM, TooLargeError
 from pipelines.stages.train.student_start import SHAPE
@@ -31,7 +31,7 @@ def faster_shape_stage(
     def work(folder: Path) -> JsonObject:
         search = ShapeSearch(LoadedInputs(run, config, inputs), target.corrected, folder, precision)
         stored = json.loads((previous.folder / SHAPE).read_text())
-        factor = target.correction / previous.manifest["config"]["target"]["correction"]
+        factor = target.correction / read_correction(previous)
         try:
             faster = shrink_shape(search, stored, factor) or find_other_shape(search)
         except TooLargeError as error:

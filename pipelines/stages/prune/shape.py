@@ -81,6 +81,11 @@ def describe_measuring(config: DistillConfig, target: SpeedTarget) -> JsonObject
     }
 
 
+def read_correction(shape: Artefact) -> float:
+    """Returns the correction of the target that a shape was chosen for."""
+    return float(shape.manifest["config"]["target"]["correction"])
+
+
 def write_shape(folder: Path, result: JsonObject) -> JsonObject:
     """Writes `shape.json` and returns the metrics of its stage."""
     write_json(folder / SHAPE, result)

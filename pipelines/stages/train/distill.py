@@ -322,7 +322,7 @@ def make_student(
     if not own_tokenizer:
         check_same_tokenizer(teacher_tokenizer, plan.student.load_tokenizer(), plan.student.name)
     task.check(plan.student.config, plan.student.name)
-    return task.load_to_train(str(plan.student.folder), plan.student.config, seed)
+    return task.load_to_train(plan.student.folder, plan.student.config, seed)
 
 
 def describe_size(model: PreTrainedModel) -> str:

@@ -116,7 +116,7 @@ def build_student_and_batches(
     other = is_cross_tokenizer(config, teacher_tokenizer, tokenizer)
     if not other:  # as in the student stage
         tokenizer.model_max_length = teacher_tokenizer.model_max_length
-    teacher = task.load_to_train(str(source), plan.teacher.config, run.seed)
+    teacher = task.load_to_train(source, plan.teacher.config, run.seed)
     student = make_student(plan, teacher, teacher_tokenizer, task, run.seed, own_tokenizer=other)
     rows = draw_rows(config, read_data(data).train, task, tokenizer, teacher_tokenizer if other else None, run.seed)
     size, layout = config.train.rows, plan.layouts.student
