@@ -47,7 +47,7 @@ from distill.train.logged_values import (
     is_logging_step,
 )
 from distill.train.offload import ActivationOffload
-from distill.train.optimizer import build_optimizer, set_dropout
+from distill.train.optimizer import build_optimizer, set_dropout, set_optimizer_mode
 from distill.train.rate_control import RateControl
 from distill.train.schedule import build_schedule, set_schedule_step
 from distill.train.spike_watch import SpikeWatch
@@ -448,8 +448,7 @@ class DistillationModule(lightning.LightningModule):
 
     def _set_optimizer_mode(self, mode: Literal["train", "eval"]) -> None:
         for optimizer in self.trainer.optimizers:
-            if hasattr(optimizer, mode):
-                getattr(optimizer, mode)()
+            set_optimizer_mode(optimizer, mode)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Logs the loss and the score of a batch of the validation split; without labels the sum of the terms."""

@@ -14,7 +14,7 @@ from distill.models.short_attention import attend_to_short_texts
 from distill.tasks.logit_rows import OutputRows
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from distill.train.optimizer import build_optimizer
+from distill.train.optimizer import build_optimizer, set_optimizer_mode, set_rate
 from pipelines.runs.console import STEPS, TEXTS, Console
 from pipelines.stages.prepare.scoring import TeacherComparison
 
@@ -51,19 +51,21 @@ class Trial:
         )
         self.module.on_fit_start()
         self.optimizer = build_optimizer(student, [], train)
-        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.batches, self.steps, self.max_grad_norm = data.repeat_train_batches(), 0, train.max_grad_norm
         self.precision = precision
 
     def run(self, steps: int) -> None:
-        """Trains for a number of further steps."""
+        """Trains for a number of further steps; leaves the student with the averaged weights, if there are any."""
+        set_optimizer_mode(self.optimizer, "train")
         with attend_to_short_texts():
             for _ in range(steps):
                 self._take_step()
+        set_optimizer_mode(self.optimizer, "eval")
 
     def _take_step(self) -> None:
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate * min(1.0, (self.steps + 1) / _WARMUP)
+            set_rate(group, rate * min(1.0, (self.steps + 1) / _WARMUP))
         with autocast_to_mode(self.precision, torch.device("cpu")):
             loss = weighted_sum(self.module.loss, self.module.compute_terms(next(self.batches)))
         self.optimizer.zero_grad(set_to_none=True)
