@@ -148,7 +148,8 @@ TASK = Kind(
     ),
     (
         "distill/tasks/$name.py: how rows are read and encoded, the head, the score and the baseline",
-        "distill/tasks/choose.py: by which head or columns --task auto chooses it",
+        "distill/checkpoint/head_task.py: the suffix of its classes, if its head is no other task's",
+        "distill/tasks/choose.py: by which columns --task auto chooses it",
         "distill/tasks/names.py: LANGUAGE_TASKS, LANGUAGE_HEADS and default_signal, if its models predict tokens or "
         "vectors",
         "pipelines/settings/commands/cache.py: CachedTask, if the cache command accepts it",

@@ -5,6 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 from transformers import PretrainedConfig
 
+from distill.checkpoint.head_task import task_of_head
 from distill.data.config import DataConfig
 from distill.data.rows.chat import INSTRUCTION, MESSAGES, PROMPT
 from distill.data.rows.questions import ANSWERS, CONTEXT, QUESTION
@@ -33,7 +34,6 @@ TASKS: dict[str, type[Task]] = {
     "chat": ChatTask,
     "sentence-embedding": SentenceEmbedding,
 }
-TASK_OF_PROBLEM: dict[str | None, str] = {kind.problem: name for name, kind in TASKS.items() if kind.problem}
 CLASSIFICATION = {TextClassification.name, "multi-label"}  # these differ only in how the same logits are interpreted
 _PLAIN_TEXT_TASKS: tuple[type[Language], ...] = (MaskedLM, CausalLM)
 
@@ -73,18 +73,13 @@ def find_task_of_head(teacher: PretrainedConfig, name: str) -> str:
     Raises:
         InputError: The head belongs to no supported task.
     """
-    for architecture in teacher.architectures or []:
-        if architecture.endswith(TextClassification.head):
-            problem = teacher.problem_type or ("regression" if teacher.num_labels == 1 else None)
-            return TASK_OF_PROBLEM.get(problem, TextClassification.name)
-        if architecture.endswith(BODIES):
-            continue
-        for task, kind in TASKS.items():
-            if architecture.endswith(kind.head):
-                return task
+    architectures = teacher.architectures or []
+    if task := task_of_head(architectures, teacher.problem_type, teacher.num_labels):
+        return task
+    if unknown := next((each for each in architectures if not each.endswith(BODIES)), None):
         raise InputError(
             f"teacher {name!r}: expected a pre-trained body or a head for {', '.join(TASKS)}, found "
-            f"{architecture}: it was trained for another task"
+            f"{unknown}: it was trained for another task"
         )
     return ""
 

@@ -28,6 +28,7 @@ from distill.data.stored.rows import StreamBlocks, TextRows
 from distill.data.stored.tokens import StoredTokens
 from distill.errors import InputError
 from distill.losses.logits import IGNORED
+from distill.tasks.names import LANGUAGE_HEADS
 from distill.tasks.scorer import RowAccuracy, Scorer
 from distill.tasks.task import Task
 
@@ -42,7 +43,6 @@ class Language(Task):
 
     packing: Packing = "stream"
     metric_name: ClassVar[str] = "token accuracy"
-    cached_signal: ClassVar[str] = "sampled"
     eval_batch_size: ClassVar[int] = 4  # the logits of a row take tens of megabytes
 
     @classmethod
@@ -113,7 +113,7 @@ class CausalLM(Language):
 
     name: ClassVar[str] = "causal-lm"
     head: ClassVar[str] = "ForCausalLM"
-    heads: ClassVar[tuple[str, ...]] = ("ForCausalLM", "LMHeadModel")
+    heads: ClassVar[tuple[str, ...]] = LANGUAGE_HEADS["causal-lm"]
 
     @classmethod
     def build(cls, labels: Sequence[str], settings: Mapping[str, Any]) -> Self:
@@ -177,7 +177,7 @@ class MaskedLM(Language):
 
     name: ClassVar[str] = "masked-lm"
     head: ClassVar[str] = "ForMaskedLM"
-    heads: ClassVar[tuple[str, ...]] = ("ForMaskedLM", "ForPreTraining")
+    heads: ClassVar[tuple[str, ...]] = LANGUAGE_HEADS["masked-lm"]
     masking: MaskConfig = field(default_factory=MaskConfig)
 
     @classmethod

@@ -67,7 +67,6 @@ class SentenceEmbedding(Task):
     head: ClassVar[str] = "PooledModel"  # suffix of no stock class: every body can be pooled
     metric_name: ClassVar[str] = "Spearman"
     output_rows: ClassVar[OutputRows] = VectorRows()
-    cached_signal: ClassVar[str] = "embedding"
     needs_teacher_width: ClassVar[bool] = True
 
     @classmethod

@@ -43,7 +43,6 @@ class Task(ABC):
     problem: ClassVar[Problem | None] = None  # `problem_type` in stock configs
     output_rows: ClassVar[OutputRows] = OutputRows()  # conversion of a batch's logits and labels to rows
     split_class: ClassVar[Any] = Examples  # class of a split, with `table` and, to restore it, `from_table`
-    cached_signal: ClassVar[str] = "logits"  # signal that a cache stores by default
     needs_teacher_width: ClassVar[bool] = False  # whether the student's output vectors must be as wide as the teacher's
     eval_batch_size: ClassVar[int] = 32  # rows scored per batch
 

@@ -17,8 +17,8 @@ from pipelines.runs.stage import Run
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.layouts import count_parameters
 from pipelines.settings.plan import RunPlan
-from pipelines.stages.cache.signals import make_signal
-from pipelines.stages.cache.stage import choose_signals, name_cached_task
+from pipelines.stages.cache.signals import make_signal, name_cached_task
+from pipelines.stages.cache.stage import choose_signals
 from pipelines.stages.prediction import CHARACTERS_PER_TOKEN, Prediction, predict_stages
 from pipelines.stages.prepare.compared_texts import as_plain_texts
 from pipelines.stages.prepare.data import read_task_splits

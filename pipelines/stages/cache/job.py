@@ -21,7 +21,7 @@ from distill.errors import InputError
 from distill.parallel.layout import Layout
 from distill.parallel.pipeline import PipelineForward
 from distill.tasks.choose import TASKS
-from distill.tasks.language import CausalLM, MaskedLM
+from distill.tasks.names import default_signal
 from distill.tasks.positions import find_max_tokens, length_error
 from distill.teacher.ensemble import register_ensemble
 from distill.teacher.fingerprint import freeze, stored_fingerprint, tokenizer_fingerprint, weights_fingerprint
@@ -32,7 +32,7 @@ from pipelines.settings.commands.cache import CachedTask, WriteConfig
 from pipelines.settings.lengths import fitted_length
 from pipelines.settings.task_settings import task_arguments
 from pipelines.settings.tokenizers import load_checked_tokenizer
-from pipelines.stages.cache.signals import EMBEDDING, LABEL_TASKS, check_signal_name, make_signal
+from pipelines.stages.cache.signals import EMBEDDING, check_signal_name, find_cached_task, make_signal
 from pipelines.stages.cache.writing import list_needed_outputs
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def open_teacher(config: WriteConfig) -> OpenedTeacher:
     register_ensemble()
     checkpoint = open_checkpoint(config.teacher, "teacher")
     model_config, folder = checkpoint.config, checkpoint.folder
-    name = find_task(model_config, config.teacher) if config.task == "auto" else config.task
+    name = find_cached_task(model_config, config.teacher) if config.task == "auto" else config.task
     task = TASKS[name](())
     task.check_weights(folder, "teacher", finite=is_first_process())
     tokenizer = load_checked_tokenizer(checkpoint, task)
@@ -103,7 +103,7 @@ def prepare_job(
     """
     folder, model_config = opened.checkpoint.folder, opened.checkpoint.config
     tokenizer, config, task = opened.tokenizer, opened.settings, opened.settings.task
-    names = (TASKS[task].cached_signal if config.keep.signals == "auto" else config.keep.signals).split(",")
+    names = (default_signal(task) if config.keep.signals == "auto" else config.keep.signals).split(",")
     for name in names:
         check_signal_name(name, task)
     check_sharded_signals(names, layout)
@@ -194,22 +194,6 @@ def load_task_model(folder: Path, task: str, name: str) -> PreTrainedModel:
         raise InputError(
             f"teacher {name!r}: can't be loaded for {task} ({str(error).splitlines()[0]}); choose another --task"
         ) from error
-
-
-def find_task(model_config: PretrainedConfig, name: str) -> str:
-    """Returns the name of the task that the teacher's head is for.
-
-    Raises:
-        InputError: There is no task for the head.
-    """
-    tasks = (*LABEL_TASKS, MaskedLM.name, CausalLM.name)
-    heads = {head: task for task in tasks for head in TASKS[task].heads} | {"Model": EMBEDDING}
-    for architecture in model_config.architectures or []:
-        for head, task in heads.items():
-            if architecture.endswith(head):
-                return task
-    found = ", ".join(model_config.architectures or ["no architecture"])
-    raise InputError(f"teacher {name!r}: expected a head among {', '.join(heads)}, found {found}; set --task")
 
 
 def parse_device(name: str) -> torch.device:

@@ -1,7 +1,7 @@
 """The signals that a cache can store of a teacher, by task."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, cast
 
 from transformers import PretrainedConfig
 
@@ -10,17 +10,34 @@ from distill.cache.signals import Signal
 from distill.checkpoint.sentence_form import vector_width
 from distill.errors import InputError
 from distill.models.attention import read_attention_widths
-from distill.tasks.language import CausalLM, ChatTask, MaskedLM
+from distill.tasks.choose import TASKS, find_language_task, find_task_of_head
+from distill.tasks.language import CausalLM
+from distill.tasks.names import LANGUAGE_TASKS
 from distill.tasks.question_answering import QuestionAnswering
-from distill.tasks.sentence_embedding import SentenceEmbedding
+from distill.tasks.task import Task
 from distill.tasks.text_classification import TextClassification
 from distill.tasks.token_classification import TokenClassification
-from pipelines.settings.commands.cache import KeepConfig
+from pipelines.settings.commands.cache import CachedTask, KeepConfig
 
-EMBEDDING = SentenceEmbedding.name
+EMBEDDING: CachedTask = "sentence-embedding"
 LABEL_TASKS = (TextClassification.name, TokenClassification.name, QuestionAnswering.name)
-_LANGUAGE_TASKS = (MaskedLM.name, CausalLM.name, ChatTask.name)
-CACHED_TASKS = (*LABEL_TASKS, *_LANGUAGE_TASKS, EMBEDDING)
+CACHED_TASKS = (*LABEL_TASKS, *LANGUAGE_TASKS, EMBEDDING)
+
+
+def find_cached_task(teacher: PretrainedConfig, name: str) -> CachedTask:
+    """Returns the task under which a teacher's signals are cached: that of its head; sentence vectors for a body.
+
+    Raises:
+        InputError: The head belongs to no supported task.
+    """
+    task = find_task_of_head(teacher, name) or find_language_task(teacher)
+    return name_cached_task(TASKS[task]) if task else EMBEDDING
+
+
+def name_cached_task(task: type[Task]) -> CachedTask:
+    """Returns the task under which a cache is written; for the cache, all tasks with an output per text are one."""
+    name = TextClassification.name if issubclass(task, TextClassification) else task.name
+    return cast(CachedTask, name)
 
 
 def check_signal_name(name: str, task: str) -> None:
@@ -30,10 +47,10 @@ def check_signal_name(name: str, task: str) -> None:
         InputError: The task has no such signal.
     """
     tasks_by_signal = {
-        "topk": _LANGUAGE_TASKS,
-        "sampled": _LANGUAGE_TASKS,
+        "topk": LANGUAGE_TASKS,
+        "sampled": LANGUAGE_TASKS,
         "generated": (CausalLM.name,),
-        "logits": (*_LANGUAGE_TASKS, *LABEL_TASKS),
+        "logits": (*LANGUAGE_TASKS, *LABEL_TASKS),
     }
     tasks = tasks_by_signal.get(name, CACHED_TASKS)
     if task not in tasks:
@@ -42,7 +59,7 @@ def check_signal_name(name: str, task: str) -> None:
 
 def make_signal(name: str, task: str, keep: KeepConfig, teacher: PretrainedConfig, seed: int) -> Signal:
     """Returns the signal of this name with the sizes of the teacher's config."""
-    vocabulary = int((teacher.vocab_size if task in _LANGUAGE_TASKS else teacher.num_labels) or 0)
+    vocabulary = int((teacher.vocab_size if task in LANGUAGE_TASKS else teacher.num_labels) or 0)
     outputs = 2 if task == QuestionAnswering.name else vocabulary  # starts and ends of answers
     each: Literal["sample", "position"] = "sample" if task in (TextClassification.name, EMBEDDING) else "position"
     temperature = keep.temperature if keep.temperature is not None else 1.0

@@ -3,26 +3,26 @@
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import cast
 
 from distill.data.config import DataConfig
 from distill.losses.config import LayerSizes, LossConfig, match_layers
 from distill.models.layer_sizes import read_layer_sizes
 from distill.parallel.mesh import build_mesh
 from distill.tasks.language import ChatTask, Language, MaskedLM
+from distill.tasks.names import default_signal
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.task import Task
-from distill.tasks.text_classification import TextClassification
 from pipelines.runs.files import count_bytes
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.placement import detect_device_type
 from pipelines.runs.stage import Artefact, Run
-from pipelines.settings.commands.cache import CachedTask, KeepConfig, WriteConfig
+from pipelines.settings.commands.cache import KeepConfig, WriteConfig
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import RunPlan
 from pipelines.settings.task_settings import STORED_FORM
 from pipelines.stages.cache.job import open_teacher, prepare_job
 from pipelines.stages.cache.record import record_settings
+from pipelines.stages.cache.signals import name_cached_task
 from pipelines.stages.cache.writing import write_together
 from pipelines.stages.prepare.data import read_task
 from pipelines.stages.prepare.teacher import MODEL, open_stage_checkpoint
@@ -85,17 +85,11 @@ def write_settings(
     )
 
 
-def name_cached_task(task: type[Task]) -> CachedTask:
-    """Returns the task under which a cache is written; for the cache, all tasks with an output per text are one."""
-    name = TextClassification.name if issubclass(task, TextClassification) else task.name
-    return cast(CachedTask, name)
-
-
 def choose_signals(config: DistillConfig, task: type[Task], teacher: LayerSizes, student: LayerSizes) -> KeepConfig:
     """Returns the signals that a run's cache stores."""
     keep = choose_loss_signals(config.loss, teacher, student, pruned=config.budget.requested)
     if issubclass(task, Language):
-        return choose_language_signals(config, keep, task.cached_signal)
+        return choose_language_signals(config, keep, default_signal(task.name))
     return replace(keep, **{name: getattr(config.keep, name) for name in STORED_FORM})
 
 

@@ -49,7 +49,7 @@ def data_stage(
     """
     settings = {name: value for name, value in asdict(config).items() if name not in OTHER_STAGES}
     settings |= {"task": task} if task != TextClassification.name else {}
-    settings |= {"how": dict(arguments)} if arguments else {}
+    settings |= {"task_arguments": dict(arguments)} if arguments else {}
     inputs = {"data": run.world.compute_once(lambda: hash_source(config, run.digests.hash_file))}
     print_reading_remarks(run.console, config)
     if config.unlabelled is not None:
@@ -132,14 +132,14 @@ def write_splits(splits: Splits, folder: Path, settings: JsonObject) -> None:
             pa.parquet.write_table(part.table(), file)
     description: JsonObject = {"task": settings.get("task", TextClassification.name), "labels": splits.labels}
     description |= {"notes": splits.notes, "remarks": list(splits.remarks)}
-    description |= {"how": settings["how"]} if "how" in settings else {}
+    description |= {"task_arguments": settings["task_arguments"]} if "task_arguments" in settings else {}
     (folder / "data.json").write_text(json.dumps(description, indent=1))
 
 
 def read_task_settings(artefact: Artefact) -> JsonObject:
     """Returns the settings of `write_splits` for a stage that changes the data of another."""
     description = json.loads((artefact.folder / "data.json").read_text())
-    return {name: description[name] for name in ("task", "how") if name in description}
+    return {name: description[name] for name in ("task", "task_arguments") if name in description}
 
 
 def read_data(artefact: Artefact) -> Splits:
@@ -164,4 +164,4 @@ def read_part(file: Path, task: str) -> Any:
 def read_task(artefact: Artefact) -> Task:
     """Returns the task that the data stage wrote the data for, with its labels."""
     description = json.loads((artefact.folder / "data.json").read_text())
-    return TASKS[description["task"]].build(description["labels"], description.get("how", {}))
+    return TASKS[description["task"]].build(description["labels"], description.get("task_arguments", {}))

@@ -20,6 +20,7 @@ from distill.losses.teacher_signals import TeacherSignals
 from distill.models.inputs import build_inputs
 from distill.models.output_head import restrict_logits
 from distill.tasks.logit_rows import split_by_row
+from distill.tasks.names import LANGUAGE_TASKS
 from distill.tasks.task import Task
 
 TOP_K = 64  # number of logits stored of a vocabulary; all of them would take gigabytes
@@ -56,7 +57,7 @@ def compute_outputs(
     """Computes the model's outputs on a split; the model is left in eval mode."""
     model.eval()
     batches, metric = EvalBatches(split, 2 * task.eval_batch_size, pad_id), task.scorer()
-    is_language_model = task.cached_signal == "sampled"
+    is_language_model = task.name in LANGUAGE_TASKS
     samples: list[dict[str, Tensor]] = [{} for _ in range(len(split))]
     for rows, batch in zip(batches.order, batches, strict=True):
         logits = compute_logits(model, batch)

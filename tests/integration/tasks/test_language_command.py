@@ -143,7 +143,7 @@ def test_packed_conversations_are_cached_and_trained_on(chats, tmp_path):
     more = ("--chat.template", str(tmp_path / "chatml.jinja"), "--until", "distill")
     run_to_success("distill", small_run(teacher, chats, output, *TRAINED, *more))
     about = json.loads(next((output / "data").glob("*/data.json")).read_text())
-    assert about["how"]["packing"] == "documents"
+    assert about["task_arguments"]["packing"] == "documents"
     cache = json.loads(next((output / "cache").glob("*/manifest.json")).read_text())
     assert cache["metrics"]["samples"] < 30  # 60 conversations of about six tokens in rows of 32
     manifest = json.loads(next((output / "distill").glob("*/manifest.json")).read_text())
@@ -401,7 +401,7 @@ def test_packed_documents_are_cached_once_for_each_masking_pass(masked_teacher, 
         "distill", small_run(masked_teacher, lines, output, *more, "--epochs", "2", "--teacher.finetune", "never")
     )
     about = json.loads(next((output / "data").glob("*/data.json")).read_text())
-    assert about["how"]["packing"] == "documents"
+    assert about["task_arguments"]["packing"] == "documents"
     samples = json.loads(next((output / "cache").glob("*/manifest.json")).read_text())["metrics"]["samples"]
     assert samples % 2 == 0
     assert samples < 60  # two masks of about fifty lines, several lines to a row
