@@ -10,21 +10,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from compress.export.common.huggingface import export_huggingface
 from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from distill.checkpoint.sentence_folder import describe_vectors
-from distill.data.batches.batches import EvalBatches
 from distill.data.batches.data_module import TextDataModule
 from distill.data.splits.examples import Splits
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.parallel.layout import Layout
 from distill.tasks.sentence_embedding import SentenceEmbedding
-from distill.tasks.task import Task, output_layer
+from distill.tasks.task import Task
 from distill.tasks.token_classification import TokenClassification
-from distill.teacher.head import probe_head
 from distill.train.batch_growth import NOISE, NOISE_VERSION
 from distill.train.config import VERSION as TRAINING
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from pipelines.runs.console import TEXTS
 from pipelines.runs.manifest import SCRATCH, JsonObject
 from pipelines.runs.placement import build_pipeline_trainer, build_placed_model, save_model
 from pipelines.runs.stage import Artefact, Run
@@ -35,6 +32,7 @@ from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import RunPlan
 from pipelines.stages.prepare.data import read_data, read_task
+from pipelines.stages.prepare.new_head import fit_new_head
 from pipelines.stages.prepare.tokens import SplitEncoder
 from pipelines.stages.prepare.training_dynamics import record_dynamics
 
@@ -124,8 +122,7 @@ def build_untrained_teacher(
     """Returns the checkpoint's body with a new head, fitted to the body's features if `teacher.probe` is set."""
     model = task.load(str(source), run.seed)
     if config.teacher.probe and task.labels and not list((folder / SCRATCH).glob("checkpoints/*.ckpt")):
-        with run.console.track("teacher: fitting the new head", len(data.train), TEXTS) as advance:
-            probe_head(model, output_layer(model), EvalBatches(data.train, 32, data.pad_id), task.output_rows, advance)
+        fit_new_head(run.console, "teacher", model, task, data)
     return model
 
 

@@ -29,7 +29,8 @@ from pipelines.runs.console import Console
 from pipelines.runs.digests import DigestIndex
 from pipelines.runs.processes import World
 from pipelines.settings.commands.distill import DistillConfig, GeneralConfig, MachineConfig
-from pipelines.stages.train.general import general_stage, read_blocks
+from pipelines.stages.train.general import general_stage
+from pipelines.stages.train.text_blocks import read_blocks
 from support.commands import rejection_of, run_to_success, small_run
 from support.plans import plan_of
 from support.tiny_models import WORDS, build_model, saved

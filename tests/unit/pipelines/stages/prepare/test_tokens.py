@@ -18,7 +18,7 @@ from pipelines.runs.stage import Run
 from pipelines.settings.commands.distill import GeneralConfig
 from pipelines.stages.prepare.data import data_stage, read_data, read_task
 from pipelines.stages.prepare.tokens import SplitEncoder, tokens_stage
-from pipelines.stages.train.general import read_blocks, store_blocks
+from pipelines.stages.train.text_blocks import read_blocks, store_blocks
 from support.tiny_models import WORDS
 
 
