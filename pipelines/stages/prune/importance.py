@@ -7,6 +7,7 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -32,6 +33,7 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.commands.distill import DistillConfig
 from pipelines.stages.prepare.data import read_data, read_task
 from pipelines.stages.prepare.vocabulary import load_student_tokenizer
+from pipelines.stages.prune.search_device import choose_search_device
 from pipelines.stages.prune.start import find_prunable_axes
 from pipelines.stages.train.student_start import MOMENTS, StudentStart
 from pipelines.stages.train.training_inputs import build_training_texts, draw_batches, open_cached_signals
@@ -56,7 +58,8 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
 
     def work(folder: Path) -> JsonObject:
         model, task = load_model_folder(start.folder), read_task(data)
-        axes = find_prunable_axes(model, task)
+        axes, device = find_prunable_axes(model, task), choose_search_device(config.machine.accelerator)
+        model.to(device)  # type: ignore[arg-type]
         texts = build_training_texts(run, config, read_data(data), load_student_tokenizer(start.folder), task=task)
         signals = open_cached_signals(cache, start)
         distance = Distance(task.output_rows, config.loss.resolved_temperature)
@@ -65,10 +68,10 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
         batches = [distance.draw_targets({**batch, "signals": signals(batch)}, generator) for batch in drawn]
         total = count_passes(config.prune) * sum(len(batch["input_ids"]) for batch in batches)
         with run.console.track(f"scores: {config.prune.scores}", total, "samples") as advance:
-            scores = score_units(model, axes, CountedBatches(batches, advance), config.prune, distance)
+            scores = score_units(model, axes, CountedBatches(batches, device, advance), config.prune, distance)
         scores.save(folder / SCORES)
         if config.prune.reconstruct:
-            inputs = (build_inputs(model, batch) for batch in batches)
+            inputs = (move_data_to_device(build_inputs(model, batch), device) for batch in batches)
             save_moments(folder / MOMENTS, measure_moments(model, axes, inputs))
         return {"method": scores.method, "samples": scores.samples, "layers": scores.layers.tolist()}
 
@@ -140,15 +143,15 @@ def split_by_sample(signals: TeacherSignals, counts: Sequence[int]) -> list[Teac
 
 
 class CountedBatches:
-    """Batches that report every sample to `advance`, in every pass."""
+    """Batches that are moved to a device one by one, and report every sample to `advance`, in every pass."""
 
-    def __init__(self, batches: Sequence[LossInputs], advance: Advance):
-        self.batches, self.advance = batches, advance
+    def __init__(self, batches: Sequence[LossInputs], device: torch.device, advance: Advance):
+        self.batches, self.device, self.advance = batches, device, advance
 
     def __iter__(self) -> Iterator[LossInputs]:
-        """Yields the batches, and counts each after it was used."""
+        """Yields the batches on the device, and counts each after it was used."""
         for batch in self.batches:
-            yield batch
+            yield move_data_to_device(batch, self.device)
             self.advance(len(batch["input_ids"]))
 
 

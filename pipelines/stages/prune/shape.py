@@ -21,6 +21,7 @@ from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget
 from pipelines.stages.prepare.scoring import TeacherComparison
 from pipelines.stages.prune.deployed_models import rounding_key
+from pipelines.stages.prune.search_device import choose_search_device
 from pipelines.stages.prune.shape_inputs import LoadedInputs, ShapeInputs
 from pipelines.stages.prune.shape_timing import AIM, MeasuredChoice, ShapeTimer, TooLargeError, list_allowed_ms
 from pipelines.stages.prune.trials import Trial, eliminate_trials, find_trial_loss
@@ -66,9 +67,11 @@ def describe_search(config: DistillConfig, target: SpeedTarget, precision: str) 
 
 
 def choose_trial_precision(config: DistillConfig, precision: str) -> str:
-    """Returns the precision of trials, which run on the CPU: that of a training there if Lightning has it, else 32."""
-    is_on_cpu = choose_device(config.machine.accelerator).type == "cpu"
-    return precision if is_on_cpu and MODES[precision].is_stock else "32"
+    """Returns the precision of trials: that of the training if it takes autocast alone, on the same device; else 32."""
+    accelerator = config.machine.accelerator
+    is_same_device = choose_search_device(accelerator).type == choose_device(accelerator).type
+    is_autocast = MODES[precision].is_stock and precision != "16-mixed"  # which also scales the loss
+    return precision if is_same_device and is_autocast else "32"
 
 
 def describe_measuring(config: DistillConfig, target: SpeedTarget) -> JsonObject:
@@ -171,8 +174,18 @@ class ShapeSearch:
             train = start.adapt_training(self.config.train, student)
             if train.checkpointing == AUTO:  # the mode that always fits; the weights are the same
                 train = replace(train, checkpointing=FULL)
-            precision = self.trial_precision
-            trials.append(Trial(student, data, signals, self.config.loss, train, task.output_rows, precision=precision))
+            trials.append(
+                Trial(
+                    student,
+                    data,
+                    signals,
+                    self.config.loss,
+                    train,
+                    task.output_rows,
+                    device=choose_search_device(self.config.machine.accelerator),
+                    precision=self.trial_precision,
+                )
+            )
         comparison = TeacherComparison(
             task,
             data.validation,

@@ -1,8 +1,10 @@
 """Short trainings of candidates side by side; the candidate that learns best from the teacher is trained to the end."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from transformers import PreTrainedModel
 
 from compress.measure.precision_speed import autocast_to_mode
@@ -19,6 +21,7 @@ from pipelines.runs.console import STEPS, TEXTS, Console
 from pipelines.stages.prepare.scoring import TeacherComparison
 
 _WARMUP = 20  # steps
+CPU = torch.device("cpu")
 REDUCTION = 3  # one in this many trials continues
 
 
@@ -32,6 +35,7 @@ class Trial:
         loss: Weights of the terms.
         train: Optimizer, and the rate after warm-up.
         output_rows: Defines the rows of a batch.
+        device: Where to train.
         precision: Mode of the training, such as bf16-mixed.
     """
 
@@ -44,8 +48,10 @@ class Trial:
         train: TrainConfig,
         output_rows: OutputRows,
         *,
+        device: torch.device = CPU,
         precision: str = "32",
     ):
+        student.to(device)  # type: ignore[arg-type]
         self.module = DistillationModule(
             student, loss=find_trial_loss(loss), train=train, signals=signals, output_rows=output_rows
         )
@@ -53,12 +59,12 @@ class Trial:
         self.optimizer = build_optimizer(student, [], train)
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.batches, self.steps, self.max_grad_norm = data.repeat_train_batches(), 0, train.max_grad_norm
-        self.precision = precision
+        self.signals, self.device, self.precision = signals, device, precision
 
     def run(self, steps: int) -> None:
         """Trains for a number of further steps; leaves the student with the averaged weights, if there are any."""
         set_optimizer_mode(self.optimizer, "train")
-        with attend_to_short_texts():
+        with attend_to_short_texts() if self.device.type == "cpu" else nullcontext():
             for _ in range(steps):
                 self._take_step()
         set_optimizer_mode(self.optimizer, "eval")
@@ -66,8 +72,10 @@ class Trial:
     def _take_step(self) -> None:
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             set_rate(group, rate * min(1.0, (self.steps + 1) / _WARMUP))
-        with autocast_to_mode(self.precision, torch.device("cpu")):
-            loss = weighted_sum(self.module.loss, self.module.compute_terms(next(self.batches)))
+        batch = next(self.batches)
+        batch = move_data_to_device({**batch, "signals": self.signals(batch)}, self.device)
+        with autocast_to_mode(self.precision, self.device):
+            loss = weighted_sum(self.module.loss, self.module.compute_terms(batch))
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self.max_grad_norm:

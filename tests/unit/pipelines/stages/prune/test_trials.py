@@ -18,11 +18,17 @@ from distill.train.optimizer import set_optimizer_mode
 from pipelines.runs.console import Console
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig, TeacherConfig
 from pipelines.settings.plan import SpeedTarget
+from pipelines.stages.prune.search_device import choose_search_device
 from pipelines.stages.prune.shape import describe_search
 from pipelines.stages.prune.trials import Trial, eliminate_trials, find_trial_loss, plan_rounds
 from support.tiny_models import LABELS, build_model, make_rows
 
 RATE = 0.01
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "mps"])
+def test_without_an_nvidia_gpu_scores_and_trials_are_on_the_cpu(accelerator):
+    assert choose_search_device(accelerator) == torch.device("cpu")
 
 
 @dataclass
@@ -138,7 +144,9 @@ def test_a_trial_in_bf16_mixed_rounds_its_products_and_learns_nearly_the_same(te
     assert float(learned) == pytest.approx(float(expected), rel=0.1)
 
 
-@pytest.mark.parametrize(("precision", "found"), [("32", None), ("bf16-mixed", "bf16-mixed"), ("fp8", None)])
+@pytest.mark.parametrize(
+    ("precision", "found"), [("32", None), ("bf16-mixed", "bf16-mixed"), ("16-mixed", None), ("fp8", None)]
+)
 def test_the_key_of_a_search_names_the_precision_of_its_trials_unless_they_are_in_float32(precision, found):
     config = DistillConfig(
         "runs/x", TeacherConfig("body"), data=DataConfig("texts"), machine=MachineConfig(accelerator="cpu")
