@@ -16,9 +16,9 @@ COMMANDS = {
     "evaluate": "score a checkpoint, measure its size and speed",
     "cascade": "answer with a small student where it is confident, and with larger ones elsewhere",
     "report": "draw the report of a finished run again, or report on any checkpoint",
-    "plan": "predict memory and time of every layout on machines that need not be here, and choose one",
+    "plan": "predict memory and time of every layout on machines you don't have yet, and choose one",
     "launch": "write job files for torchrun, Ray, Kubernetes, Slurm, SkyPilot or Marathon, and submit them",
-    "harness": "run tasks of lm-eval on a causal language model",
+    "harness": "evaluate a causal language model on lm-eval tasks",
 }
 
 

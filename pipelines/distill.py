@@ -22,7 +22,7 @@ from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 _PATHS = ("data.path", "data.unlabelled", "teacher.model", "general.data")
 EXAMPLES = """\
   python -m pipelines.distill --config configs/demo.yaml --output runs/demo
-  python -m pipelines.distill --teacher bert-base-uncased --student distilbert --data my_texts/ --output runs/mine
+  python -m pipelines.distill --config configs/demo.yaml --data my_texts/ --output runs/mine
   python -m pipelines.distill --teacher runs/bert --student layers=3,hidden=192,heads=6,ffn=768 \\
       --data train.csv --data.text question --data.label intent --epochs 10 --temperature 4 --output runs/small
   python -m pipelines.distill --teacher runs/bert --data my_texts/ --speedup 10 --epochs 20 --output runs/ten-times
@@ -38,8 +38,8 @@ def main(argv: Sequence[str]) -> None:
         DistillConfig,
         argv,
         prog="pipelines.distill",
-        about="Distill a model of any task: fine-tune the teacher if needed, cache its signals, train a student, "
-        "export, measure and report. Run the same command again to resume after a kill.",
+        about="Distill a teacher into a smaller student, for any supported task: fine-tune the teacher if needed, cache "
+        "its signals, train a student, export, measure and report. Run the same command again to resume after a kill.",
         examples=EXAMPLES,
         short=SHORT_OPTIONS,
     )

@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
         HarnessConfig,
         argv,
         prog="pipelines.harness",
-        about="Evaluate a causal language model on tasks of lm-eval, beside its teacher.",
+        about="Evaluate a causal language model on lm-eval tasks, alongside its teacher if one is given.",
         examples=EXAMPLES,
         short={},
     )

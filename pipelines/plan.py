@@ -1,4 +1,4 @@
-"""`python -m pipelines.plan`: memory and time of every layout on machines that need not be here, and the best pair."""
+"""`python -m pipelines.plan`: memory and time of every layout on machines you don't have yet, and the best pair."""
 
 from collections.abc import Sequence
 from pathlib import Path

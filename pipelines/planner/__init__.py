@@ -1,1 +1,1 @@
-"""What a training run will take on machines that aren't here: memory, work and traffic of every layout."""
+"""Memory, work and traffic of a training run on other machines, predicted for every layout."""

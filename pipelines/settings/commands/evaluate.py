@@ -15,7 +15,7 @@ class EvaluateConfig:
     """Settings of `python -m pipelines.evaluate`.
 
     Args:
-        model: Checkpoint of any task: a local folder or a hub id.
+        model: Checkpoint for any supported task: a local folder or a hub id.
         output: Folder that the results are written to.
         teacher: Checkpoint to compare with, a local folder or a hub id; if omitted, only the model is evaluated.
         data: The data set; its test split is scored.

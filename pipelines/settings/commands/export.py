@@ -15,8 +15,9 @@ class ExportConfig:
     """Settings of `python -m pipelines.export`.
 
     Args:
-        model: Checkpoint of any task: a local folder or a hub id. If the folder contains quantization.safetensors, the
-            exported files compute with the low-bit integers that the model was trained with.
+        model: Checkpoint for any supported task: a local folder or a hub id. If the folder contains
+            quantization.safetensors, the exported files compute with the low-bit integers that the model was trained
+            with.
         data: File or folder with texts like those that the model will process, for the comparison.
         output: Folder that the files are written to.
         text: Column with the text; found by its name if omitted.
