@@ -38,8 +38,9 @@ def main(argv: Sequence[str]) -> None:
         DistillConfig,
         argv,
         prog="pipelines.distill",
-        about="Distill a teacher into a smaller student, for any supported task: fine-tune the teacher if needed, cache "
-        "its signals, train a student, export, measure and report. Run the same command again to resume after a kill.",
+        about="Distill a teacher into a smaller student, for any supported task: fine-tune the teacher if needed, "
+        "cache its signals, train a student, export, measure and report. Run the same command again to resume after a "
+        "kill.",
         examples=EXAMPLES,
         short=SHORT_OPTIONS,
     )
