@@ -26,6 +26,7 @@ class Generator:
         ends = settings.get("eos_token_id")
         self.ends = ends if isinstance(ends, list) else [ends]
         self.tokenizer = load_file(folder / "tokenizer.json", Tokenizer.from_file)
+        self.tokenizer.no_truncation()  # some tokenizers have the limit of their last training
         options = onnxruntime.SessionOptions()
         # By default the inputs of products with weight-only quantization would be rounded, too.
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")

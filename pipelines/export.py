@@ -102,7 +102,7 @@ def export_and_score(config: ExportConfig, console: Console) -> None:
     )
     _, candidates, _, done = evaluate_standalone(settings, console)
     entries = json.loads((done.folder / EVALUATION).read_text())
-    metric, batch = next(iter(entries[0]["scores"])), settings.measure.batch
+    metric, batch = next(iter(entries[0]["scores"])), entries[0]["latency_batched"]["batch"]
     header = ("target", "difference", metric, "MB", "load ms", "peak MB", "ms, 1 text", f"ms, {batch} texts", "where")
     exports = [candidate.export for candidate in candidates]
     rows = [build_export_row(proof, entries, export.folder) for export in exports for proof in export.metrics["parity"]]

@@ -45,7 +45,7 @@ def write_target(source: Source, target: ExportTarget, folder: Path) -> None:
     WRITERS[target.format](source, target, folder)
     if target.kind.reads_texts:
         return
-    if target.format != "huggingface":
+    if target.format not in ("huggingface", "onnx-decoder"):  # these write their own
         source.tokenizer.save_pretrained(folder / str(target))
     if target.kind.runtime != "pytorch":
         source.model.config.save_pretrained(folder / str(target))
@@ -110,13 +110,14 @@ def write_onnx(source: Source, target: ExportTarget, folder: Path) -> None:
 
 def write_decoder(source: Source, target: ExportTarget, folder: Path) -> None:
     """Writes the ONNX graph of a decoder with a cache."""
-    from compress.export.onnx.decoder import export_decoder
+    from compress.export.onnx.decoder import export_decoder, save_prompt_tokenizer
 
     target_folder = folder / str(target)
     if not target.is_quantized:
         export_decoder(source.model, source.tokenizer, target_folder)
         return
     quantize_graph(folder / "onnx-decoder" / ONNX_FILE, target_folder / ONNX_FILE, source.layers)
+    save_prompt_tokenizer(source.tokenizer, target_folder)
     if source.model.generation_config is not None:
         source.model.generation_config.save_pretrained(target_folder)
 

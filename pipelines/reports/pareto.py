@@ -35,13 +35,15 @@ class Point:
 
 
 def draw_pareto_charts(report: Report) -> list[Chart]:
-    """Returns charts of score against speedup and against size on ONNX Runtime; none for a single student."""
+    """Returns charts of score against speedup and against size on ONNX Runtime; none for a single student.
+
+    Models that the teacher wasn't timed beside have no speedup.
+    """
     entries = [entry for entry in report["models"] if entry["runtime"] == RUNTIME and entry["speedup"]]
     if len({entry["name"] for entry in entries} - {"teacher"}) < 2:
         return []
     metric, runtime = report["metric"], RUNTIMES[RUNTIME]
-    speedups = map(read_speedup, entries)
-    speeds = [make_point(entry, cast(float, speedup)) for entry, speedup in zip(entries, speedups, strict=True)]
+    speeds = [make_point(entry, speedup) for entry in entries if (speedup := read_speedup(entry)) is not None]
     sizes = [make_point(entry, entry["bytes"] / 1e6) for entry in entries]
     charts = (
         (f"{capitalize_first(metric)} against speedup on {runtime}", speeds, True, "times the teacher's speed in fp32"),
@@ -52,6 +54,7 @@ def draw_pareto_charts(report: Report) -> list[Chart]:
             caption, draw_front, mark_dominated(points, rising), f"{axis} (log scale)", metric, 1 if rising else -1
         )
         for caption, points, rising, axis in charts
+        if points
     ]
 
 

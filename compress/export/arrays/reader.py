@@ -53,6 +53,11 @@ class Reader:
         return tokenizer
 
     @cached_property
+    def truncation(self):
+        """How the student's texts were truncated: `max_length` in tokens, and `direction`, the side."""
+        return {"max_length": 512, "direction": "right"} | (self.tokenizer.truncation or {})
+
+    @cached_property
     def labels(self):
         """The names of the classes."""
         names = self.config["id2label"]
@@ -62,18 +67,15 @@ class Reader:
     def words(self):
         """The ids of words.
 
-        None if the tokenizer doesn't split at blanks or removes the beginning of long texts, or if tokens aren't pooled
-        one by one.
+        None if the tokenizer doesn't split at blanks, has tokens of several words or removes the beginning of long
+        texts, or if tokens aren't pooled one by one.
         """
         stored = json.loads((self.folder / "tokenizer.json").read_text("utf-8"))
         kinds = [(stored.get(part) or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
-        by_word = kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
-        return WordIds(self.tokenizer) if by_word and self.side == "right" and self.pools_tokens else None
-
-    @cached_property
-    def side(self):
-        """The side at which long texts are truncated."""
-        return (self.tokenizer.truncation or {}).get("direction", "right")
+        splits = kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
+        by_word = splits and not any(" " in token["content"] for token in stored["added_tokens"])
+        keeps_start = self.truncation["direction"] == "right"
+        return WordIds(self.tokenizer) if by_word and keeps_start and self.pools_tokens else None
 
     @cached_property
     def pools_tokens(self):
@@ -82,8 +84,8 @@ class Reader:
         is_plain = config["encoder"] == "static" and not config["ngram_buckets"] and not config["pair"]
         return is_plain and "order" not in config["pooling"]
 
-    def classify(self, texts, max_length=512):
-        """Returns (answer, logits) for each text or pair of texts.
+    def classify(self, texts, max_length=None):
+        """Returns (answer, logits) for each text or pair of texts, truncated as in training or at `max_length` tokens.
 
         The answer is the label with the largest logit, all labels with a positive logit if a text may have several, a
         number, or the label of each token that isn't special.
@@ -93,15 +95,16 @@ class Reader:
             results += zip(self.choose_classes(rows, logits), logits, strict=True)
         return results
 
-    def encode(self, texts, max_length=512):
-        """Returns a sentence encoder's vectors of length 1 [texts, width]."""
+    def encode(self, texts, max_length=None):
+        """Returns a sentence encoder's vectors of length 1 [texts, width]; for `max_length` see `classify`."""
         if not texts:
             return self.encode([""], max_length)[:0]
         return np.concatenate([vectors for _, vectors in self.run(texts, max_length)])
 
-    def run(self, texts, max_length):
+    def run(self, texts, max_length=None):
         """Yields the encodings, if they were needed, and the logits of some texts at a time."""
-        self.tokenizer.enable_truncation(max_length, direction=self.side)
+        max_length = max_length or self.truncation["max_length"]
+        self.tokenizer.enable_truncation(max_length, direction=self.truncation["direction"])
         size = ROWS if self.words is None else UNPADDED_ROWS
         for start in range(0, len(texts), size):
             some = texts[start : start + size]

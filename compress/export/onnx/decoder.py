@@ -5,6 +5,7 @@ have no tokens, and `present.N.key` and `.value` hold past and new tokens. The n
 GenAI and transformers.js. Tokens outside a layer's sliding window are masked but stay in the cache.
 """
 
+import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -65,10 +66,19 @@ def export_decoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, f
             ["logits", *(f"{PRESENT}.{each}" for each in cache_names)],
             folder / ONNX_FILE,
         )
-    tokenizer.save_pretrained(folder)
+    save_prompt_tokenizer(tokenizer, folder)
     model.config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
+
+
+def save_prompt_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Writes the tokenizer so that it neither truncates nor pads prompts, whatever it did before."""
+    unlimited = copy.deepcopy(tokenizer)
+    if unlimited.is_fast:
+        unlimited.backend_tokenizer.no_truncation()
+        unlimited.backend_tokenizer.no_padding()
+    unlimited.save_pretrained(folder)
 
 
 class Step(nn.Module):

@@ -1,8 +1,10 @@
 """An output folder of this machine that is kept in an object store, so that another machine can go on with it.
 
 Finished stages and published files have their names in the store. Files of stages that aren't finished, checkpoints
-among them, are stored under their content hashes, because they change while they are uploaded. An index, written last,
-says which files the output has and what they contain: a machine that reads it gets them as they were at one moment.
+among them, and files in the output's folder itself are stored under their content hashes, because they change: until
+the index is replaced, the one that is there needs their earlier contents. An index, written last, says which files the
+output has and what they contain: a machine that reads it gets them as they were at one moment. Copies of the files in
+the output's folder itself, such as the report, have their names in the store for people who look there.
 """
 
 import hashlib
@@ -178,11 +180,13 @@ class Mirror:
             shutil.rmtree(snapshot, ignore_errors=True)
 
     def _upload(self, entries: Mapping[str, Entry], files: Mapping[str, Path]) -> None:
-        """Uploads the files whose objects the store doesn't have."""
+        """Uploads the files whose objects the store doesn't have, and copies under their names."""
         stored = {entry.stored: entry.sha256 for entry in self.entries.values()}
         for path, entry in entries.items():
             if stored.get(entry.stored) != entry.sha256:
                 self.remote.upload(files[path], entry.stored)
+            if has_copy(path) and self.entries.get(path) != entry:
+                self.remote.upload(files[path], path)
 
     def _download(self, entries: Mapping[str, Entry]) -> None:
         """Downloads files, whose content is checked.
@@ -216,7 +220,8 @@ class Mirror:
             if self.seen.get(path) != (status.st_size, status.st_mtime_ns):
                 self.hashes[path], self.seen[path] = hash_file(file), (status.st_size, status.st_mtime_ns)
             sha256 = self.hashes[path]
-            entries[path] = Entry(status.st_size, sha256, f"{OBJECTS}/{sha256}" if is_unfinished(path) else path)
+            is_object = is_unfinished(path) or has_copy(path)
+            entries[path] = Entry(status.st_size, sha256, f"{OBJECTS}/{sha256}" if is_object else path)
         return entries
 
     def _write_index(self, entries: Mapping[str, Entry]) -> None:
@@ -227,9 +232,9 @@ class Mirror:
 
     def _replace_index(self, entries: Mapping[str, Entry]) -> None:
         """Writes an index and then removes the objects that only the earlier one has."""
-        before = {entry.stored for entry in self.entries.values()}
+        before = list_objects(self.entries)
         self._write_index(entries)
-        self.remote.remove(before - {entry.stored for entry in entries.values()})
+        self.remote.remove(before - list_objects(entries))
 
     def _record_state(self) -> None:
         """Records which index the folder here agrees with."""
@@ -248,6 +253,16 @@ def remove_file(folder: Path, path: str) -> None:
 def is_unfinished(path: str) -> bool:
     """Returns whether a file belongs to a stage that isn't finished."""
     return any(part.endswith(_UNFINISHED) for part in Path(path).parts[:-1])
+
+
+def has_copy(path: str) -> bool:
+    """Returns whether a file is in the output's folder itself: the store has its content, and a copy with its name."""
+    return len(Path(path).parts) == 1
+
+
+def list_objects(entries: Mapping[str, Entry]) -> set[str]:
+    """Returns the names of all objects of an index's files."""
+    return {entry.stored for entry in entries.values()} | {path for path in entries if has_copy(path)}
 
 
 def is_needed(path: str, entries: Mapping[str, Entry]) -> bool:

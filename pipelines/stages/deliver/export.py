@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distill.data.splits.examples import Examples
 
 
-VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 5  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 HUGGINGFACE = ExportTarget("huggingface")
 ALWAYS = (HUGGINGFACE, ExportTarget("onnx"), ExportTarget("onnxruntime"))
 
@@ -92,7 +92,7 @@ def remove_results(folder: Path) -> None:
 
 def is_labelled(config: ExportConfig, checkpoint: Checkpoint) -> bool:
     """Returns whether the model classifies whole texts and the data has labels."""
-    from distill.data.sources.columns import LABEL, find_column
+    from distill.data.sources.columns import LABEL, SCORE, find_column
     from distill.data.sources.tables import read_splits
     from distill.data.splits.examples import Examples
     from distill.tasks.choose import TASKS, find_task_of_head
@@ -102,7 +102,8 @@ def is_labelled(config: ExportConfig, checkpoint: Checkpoint) -> bool:
     if name not in TASKS or not issubclass(TASKS[name], TextClassification) or TASKS[name].split_class is not Examples:
         return False
     splits = read_splits(config.data)
-    return find_column(splits.get("test", splits["train"]), LABEL) is not None
+    names = (*LABEL, *SCORE) if name == "regression" else LABEL
+    return find_column(splits.get("test", splits["train"]), names) is not None
 
 
 def check_model(config: ExportConfig, checkpoint: Checkpoint, console: Console) -> int:
@@ -120,11 +121,11 @@ def check_model(config: ExportConfig, checkpoint: Checkpoint, console: Console) 
     name = find_task_of_head(model_config, checkpoint.name) or find_language_task(model_config)
     task = TASKS.get(name, SentenceEmbedding)(())
     task.check_weights(checkpoint.folder, checkpoint.role)
-    models = {checkpoint.role: (model_config, load_checked_tokenizer(checkpoint, task))}
-    length, note = fitted_length(config.max_length, task, models)
+    tokenizer = load_checked_tokenizer(checkpoint, task)
+    length, note = fitted_length(config.max_length, task, {checkpoint.role: (model_config, tokenizer)})
     if note:
         console.say(f"  model{note}")
-    return length
+    return task.max_row_length(tokenizer, length)
 
 
 def load_examples(config: ExportConfig, checkpoint: Checkpoint) -> "Examples | Tagged":

@@ -69,6 +69,7 @@ class ExportVerifier:
     def __init__(self, source: Source, folder: Path, examples: "Examples | Tagged", drawn: Texts, max_length: int):
         self.source, self.folder, self.examples = source, folder, examples
         self.max_length = min(max_length, source.tokenizer.model_max_length)
+        fix_truncation(source.tokenizer, self.max_length)
         self.drawn = drawn
         self.proven: list[JsonObject] = []
         self.rejected: list[JsonObject] = []
@@ -173,6 +174,17 @@ class ExportVerifier:
         """A padded batch of the drawn texts."""
         texts, pairs = self.drawn
         return tokenize_texts(self.source.tokenizer, texts[:_BATCH], pairs[:_BATCH] if pairs else None, self.max_length)
+
+
+def fix_truncation(tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    """Makes the tokenizer truncate on its side from now on.
+
+    transformers writes the side to `tokenizer.json`, which is all that other runtimes read, only after a call that
+    truncates.
+    """
+    if tokenizer.is_fast:
+        backend = tokenizer.backend_tokenizer
+        backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
 
 
 def describe_verification(proof: JsonObject) -> str:

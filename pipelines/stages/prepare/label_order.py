@@ -1,6 +1,9 @@
 """Stages for checkpoints that are already trained: their labels are reordered to match the data's."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
@@ -9,7 +12,12 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.stages.prepare.data import read_task
 from pipelines.stages.prepare.teacher import MODEL
 
-VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from compress.quantize.prepare import ModelQuantization
+
+VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 def label_order_stage(run: Run, checkpoint: Checkpoint, data: Artefact) -> Artefact:
@@ -23,6 +31,7 @@ def label_order_stage(run: Run, checkpoint: Checkpoint, data: Artefact) -> Artef
     if data.digest is None:  # a dry run doesn't read the labels
         return run.plan_stage(stage)
     from compress.export.common.huggingface import export_huggingface
+    from compress.quantize.store import is_quantized, load_quantization, save_quantization
 
     task = read_task(data)
     task.check(checkpoint.config, str(folder))
@@ -36,8 +45,27 @@ def label_order_stage(run: Run, checkpoint: Checkpoint, data: Artefact) -> Artef
     def work(output: Path) -> JsonObject:
         tokenizer = checkpoint.load_tokenizer()
         task.configure_tokenizer(tokenizer, folder)
-        export_huggingface(task.load_with_head(str(folder), rows), tokenizer, output / MODEL)
+        model = task.load_with_head(str(folder), rows)
+        export_huggingface(model, tokenizer, output / MODEL)
+        if is_quantized(folder):
+            save_quantization(reorder_scales(load_quantization(folder), model, rows), output / MODEL)
         return {}
 
     settings = {"task": task.name, "labels": list(task.labels)}
     return run.stage(stage, settings, {"model": run.digest(checkpoint)}, work, version=VERSION)
+
+
+def reorder_scales(
+    quantization: "ModelQuantization", model: "PreTrainedModel", rows: Sequence[int]
+) -> "ModelQuantization":
+    """Returns the quantization of a model whose output layer has the rows `rows` of the quantized one."""
+    from distill.tasks.task import output_layer
+
+    if not rows:  # a task without labels
+        return quantization
+    head = output_layer(model)
+    name = next(name for name, module in model.named_modules() if module is head)
+    if name not in quantization:
+        return quantization
+    layer = quantization[name]
+    return {**quantization, name: replace(layer, scales=layer.scales[list(rows)])}

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from compress.export.common.targets import ExportTarget
 from compress.export.onnx.graph import ONNX_FILE, OnnxModel
 from compress.export.onnx.quantized import quantize_graph
 from compress.export.write import check_layers
-from compress.quantize.store import load_quantization
+from compress.quantize.store import load_quantization, save_quantization
 from pipelines import distill, quantize
 from pipelines.stages.deliver.export_verification import load_source
 from support.commands import rejection_of, run_to_success, small_run
@@ -47,9 +48,44 @@ def test_every_layer_of_the_student_is_trained_in_8_bits_and_it_tells_classes_ap
     assert {quantized.scheme.name for quantized in quantization.values() if quantized.scheme is not None} == {
         "int8-static"
     }
-    tokens = source.tokenizer([text for text, _ in make_rows(40, 2)], padding=True, return_tensors="np")
-    logits = source.runner({name: value.astype(np.int64) for name, value in tokens.items()})
+    logits = source.runner(tokenize(checkpoint))
     assert len(set(logits.argmax(-1))) > 2
+
+
+def test_a_quantized_checkpoint_is_exported_with_its_scales_for_labels_in_another_order(quantized_run, tmp_path):
+    output, arguments, _ = quantized_run
+    checkpoint = stage_folder(output, "quantize") / "model"
+    other = Path(shutil.copytree(checkpoint, tmp_path / "other"))
+    reverse_labels(other)
+    data = arguments[arguments.index("--data") + 1]
+    export = ["--model", str(other), "--data", data, "--export", "onnx", "--output", str(tmp_path / "x")]
+    message = run_to_success("export", [*export, "--parity", "8", "--max_length", "24"])
+    assert "as trained" in message
+    (exported,) = (tmp_path / "x").rglob("onnx-int8")
+    batch = tokenize(checkpoint)
+    expected = load_source(checkpoint).runner(batch)
+    assert np.abs(OnnxModel(exported, 1)(batch) - expected).max() < 1e-4
+
+
+def reverse_labels(checkpoint: Path) -> None:
+    """Reverses the order of a quantized classifier's labels, in its config, its weights and its scales."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    names = list(config["id2label"].values())[::-1]
+    config |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    weights = load_file(checkpoint / "model.safetensors")
+    weights |= {name: weights[name].flip(0) for name in ("classifier.weight", "classifier.bias")}
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    quantization = load_quantization(checkpoint)
+    head = quantization["classifier"]
+    save_quantization({**quantization, "classifier": replace(head, scales=head.scales.flip(0))}, checkpoint)
+
+
+def tokenize(checkpoint: Path) -> dict[str, np.ndarray]:
+    tokens = AutoTokenizer.from_pretrained(checkpoint)(
+        [text for text, _ in make_rows(40, 2)], padding=True, return_tensors="np"
+    )
+    return {name: value.astype(np.int64) for name, value in tokens.items()}
 
 
 @pytest.mark.slow
@@ -57,9 +93,7 @@ def test_the_deployed_student_computes_the_same_as_the_trained_one(finished_run)
     output, _ = finished_run
     checkpoint = stage_folder(output, "quantize") / "model"
     quantization, source = load_quantization(checkpoint), load_source(checkpoint)
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    tokens = tokenizer([text for text, _ in make_rows(40, 2)], padding=True, return_tensors="np")
-    batch = {name: value.astype(np.int64) for name, value in tokens.items()}
+    batch = tokenize(checkpoint)
     expected = source.runner(batch)
     for target in ("onnx-int8", "onnxruntime-int8"):
         found = OnnxModel(output / "student" / target, 1)(batch)

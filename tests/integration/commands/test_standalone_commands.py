@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.checkpoint.checkpoint import open_checkpoint
 from pipelines import export
 from pipelines.settings.commands.export import ExportConfig
-from pipelines.stages.deliver.export import load_examples
+from pipelines.stages.deliver.export import is_labelled, load_examples
 from support.commands import QUICK_MEASUREMENT, rejection_of, run_to_success
 from support.reports import report_of
 from support.tiny_models import build_model, make_rows, saved
@@ -35,6 +35,31 @@ def test_a_single_checkpoint_is_exported_and_scored(base, tmp_path):
     entries = json.loads(next((tmp_path / "x").rglob("evaluation.json")).read_text())
     assert {e["runtime"] for e in entries} == {"pytorch", "onnxruntime"}
     assert all(0 <= e["score"] <= 1 and e["latency"]["best_ms"] > 0 for e in entries), "labels are there to score by"
+
+
+def test_a_checkpoint_that_keeps_the_end_of_long_texts_is_exported_so(headed_folder, data_folder, tmp_path):
+    """Its tokenizer.json says nothing of truncation: transformers writes that only after a call that truncates."""
+    settings = json.loads((headed_folder / "tokenizer_config.json").read_text())
+    (headed_folder / "tokenizer_config.json").write_text(json.dumps(settings | {"truncation_side": "left"}))
+    stored = json.loads((headed_folder / "tokenizer.json").read_text())
+    (headed_folder / "tokenizer.json").write_text(json.dumps(stored | {"truncation": None}))
+    arguments = ["--model", str(headed_folder), "--data", str(data_folder), "--output", str(tmp_path / "x")]
+    message = run_to_success("export", [*arguments, "--export", "onnxruntime", "--parity", "8", "--max_length", "4"])
+    assert "rejected" not in message
+    for file in (tmp_path / "x").rglob("onnxruntime/tokenizer.json"):
+        assert json.loads(file.read_text())["truncation"]["direction"] == "Left"
+
+
+@pytest.mark.parametrize(
+    ("head", "column", "expected"),
+    [({"num_labels": 1}, "score", True), ({"num_labels": 1}, "label", True), ({}, "score", False)],
+)
+def test_data_is_labelled_by_the_columns_of_the_models_task(head, column, expected, tokenizer, tmp_path):
+    model = saved(build_model("bert", **head), tokenizer, tmp_path / "model")
+    texts = tmp_path / "texts.csv"
+    texts.write_text(f"text,{column}\nwhere is my card,1.5\nthe parcel is late,2.5\n")
+    config = ExportConfig(model=str(model), data=str(texts), output=str(tmp_path / "out"))
+    assert is_labelled(config, open_checkpoint(str(model), "model")) == expected
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from compress.errors import CompressError
 from compress.export.onnx import graph as exporting
-from compress.export.onnx.decoder import export_decoder, verify_decoder
+from compress.export.onnx.decoder import export_decoder, save_prompt_tokenizer, verify_decoder
 from compress.export.onnx.generate import OnnxDecoder, compute_perplexity, draw_token
 from compress.export.onnx.graph import ONNX_FILE, OPSET
 from distill.checkpoint.custom_models import is_pruned
@@ -320,3 +320,13 @@ def test_the_onnx_decoder_generates_without_torch(qwen2):
         [sys.executable, "-c", code, str(qwen2.folder)], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert done.stdout.split() == [str(token) for token in greedy_tokens(qwen2.model, PROMPTS[0])[0][:10]]
+
+
+def test_the_tokenizer_of_prompts_has_no_limits(tmp_path):
+    backend = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", pad_token="[UNK]")
+    tokenizer(["a a a"], truncation=True, max_length=2, padding=True)
+    save_prompt_tokenizer(tokenizer, tmp_path)
+    assert len(Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("a a a").ids) == 3
+    assert tokenizer.backend_tokenizer.truncation["max_length"] == 2, "the given tokenizer is changed"

@@ -293,6 +293,14 @@ def test_dominated_points_are_marked_in_the_pareto_charts(family):
     assert "dominated in both" in speed
 
 
+def test_models_without_a_speedup_are_in_the_chart_of_sizes_alone(family):
+    for entry in family["models"]:
+        if entry["speedup"]:
+            entry["speedup"]["vs_teacher_same_runtime"] = None  # the teacher has no file for this runtime
+    ((caption, _),) = draw_pareto_charts(family)
+    assert "against size" in caption
+
+
 @pytest.mark.parametrize("spread", [1.0, 0.25])
 def test_names_in_a_chart_overlap_neither_each_other_nor_markers(spread, family):
     """The second case has all students close together."""

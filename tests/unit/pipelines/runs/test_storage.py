@@ -61,6 +61,7 @@ FILES = {
     f"{STAGE}/model/model.safetensors": "weights",
     f"{CHECKPOINT}/training.pt": "step 4",
     "student/model.safetensors": "published",
+    "config.json": "settings",
 }
 
 
@@ -75,7 +76,7 @@ def test_finished_files_have_their_names_in_the_store(url, tmp_path):
     push_files(url)
     store = tmp_path / "store/run"
     stored = {str(path.relative_to(store)) for path in store.rglob("*") if path.is_file()}
-    assert {f"{STAGE}/model/model.safetensors", "student/model.safetensors", INDEX} <= stored
+    assert {f"{STAGE}/model/model.safetensors", "student/model.safetensors", "config.json", INDEX} <= stored
     assert not any(path.startswith(PARTIAL) for path in stored)
 
 
@@ -94,19 +95,24 @@ def test_files_removed_locally_are_removed_from_the_store(url, tmp_path):
     (first.folder / CHECKPOINT / "training.pt").unlink()
     write(first.folder, {f"{CHECKPOINT.replace('04', '08')}/training.pt": "step 8"})
     first.push()
+    (first.folder / "config.json").unlink()
+    first.push()
     objects = [path.read_text() for path in (tmp_path / "store/run/.stillroom/objects").iterdir()]
-    assert objects == ["step 8"]
+    assert sorted(objects) == ["step 8", FILES["stillroom.json"]]
+    assert not (tmp_path / "store/run/config.json").exists()
 
 
 def test_a_push_that_is_killed_leaves_the_earlier_state(url, tmp_path, monkeypatch):
     first = push_files(url)
-    write(first.folder, {f"{CHECKPOINT}/training.pt": "half written", f"{STAGE}x/manifest.json": "{}"})
+    changed = {f"{CHECKPOINT}/training.pt": "half written", f"{STAGE}x/manifest.json": "{}", "config.json": "others"}
+    write(first.folder, changed)
     monkeypatch.setattr(first, "_write_index", lambda entries: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         first.push()
     second = other_machine(monkeypatch, tmp_path, url)
     second.pull()
     assert (second.folder / CHECKPOINT / "training.pt").read_text() == "step 4"
+    assert (second.folder / "config.json").read_text() == "settings"
     assert not (second.folder / f"{STAGE}x").exists()
 
 
