@@ -7,12 +7,15 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from distill.checkpoint.checkpoint import open_checkpoint
+from distill.checkpoint.sentence_form import SentenceForm
 from pipelines import export
+from pipelines.runs.console import Console
 from pipelines.settings.commands.export import ExportConfig
-from pipelines.stages.deliver.export import is_labelled, load_examples
+from pipelines.stages.deliver.export import check_model, is_labelled, load_examples
 from support.commands import QUICK_MEASUREMENT, rejection_of, run_to_success
 from support.reports import report_of
 from support.tiny_models import build_model, make_rows, saved
+from unit.distill.checkpoint.test_sentence_folder import build as sentence_encoder
 
 
 @pytest.fixture
@@ -48,6 +51,13 @@ def test_a_checkpoint_that_keeps_the_end_of_long_texts_is_exported_so(headed_fol
     assert "rejected" not in message
     for file in (tmp_path / "x").rglob("onnxruntime/tokenizer.json"):
         assert json.loads(file.read_text())["truncation"]["direction"] == "Left"
+
+
+def test_a_sentence_encoder_is_exported_with_its_own_limit_of_tokens(tokenizer, tmp_path):
+    folder = saved(sentence_encoder("bert", SentenceForm("mean")), tokenizer, tmp_path / "encoder")
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 8}))
+    config = ExportConfig(model=str(folder), data=str(tmp_path), output=str(tmp_path / "out"))
+    assert check_model(config, open_checkpoint(str(folder), "model"), Console(quiet=True)) == 8
 
 
 @pytest.mark.parametrize(
