@@ -109,18 +109,19 @@ class Cascade:
             yield encodings[id(tokenizer)]
 
     def load_tokenizers(self):
-        """Returns the members' tokenizers, which are one object where their files are equal."""
+        """Returns the members' tokenizers, which are one object where their files and their lengths are equal."""
         from tokenizers import Tokenizer
 
         loaded = {}
         contents = [(member.folder / "tokenizer.json").read_text("utf-8") for member in self.members]
-        for content in contents:
-            if content not in loaded:
-                loaded[content] = Tokenizer.from_str(content)
-                loaded[content].no_padding()
-                side = (loaded[content].truncation or {}).get("direction", "right")
-                loaded[content].enable_truncation(self.config["max_length"], direction=side)
-        return [loaded[content] for content in contents]
+        keys = [(each, member["max_length"]) for each, member in zip(contents, self.config["members"], strict=True)]
+        for content, length in keys:
+            if (content, length) not in loaded:
+                tokenizer = loaded[content, length] = Tokenizer.from_str(content)
+                tokenizer.no_padding()
+                side = (tokenizer.truncation or {}).get("direction", "right")
+                tokenizer.enable_truncation(length, direction=side)
+        return [loaded[key] for key in keys]
 
 
 def compute_probabilities(logits, temperature=1.0, multi_label=False):

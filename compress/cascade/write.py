@@ -26,7 +26,7 @@ def write_cascade(
     *,
     labels: Sequence[str],
     multi_label: bool,
-    max_length: int,
+    max_lengths: Mapping[str, int],
 ) -> None:
     """Writes a folder for each member, `cascade.json`, and `reader.py`, which answers texts with them.
 
@@ -37,15 +37,15 @@ def write_cascade(
         temperatures: Member -> temperature of its logits.
         labels: Names of the classes in the order of the logits.
         multi_label: Whether a text has any number of labels, instead of one.
-        max_length: Tokens at which texts are cut.
+        max_lengths: Member -> tokens at which its texts are cut.
     """
     folder.mkdir(parents=True, exist_ok=True)
     members = []
     for name, threshold, share in zip(chosen.order, chosen.thresholds, chosen.shares, strict=True):
         shutil.copytree(exports[name], folder / name)
         member = {"name": name, "temperature": temperatures[name], "threshold": threshold, "share": share}
-        members.append(member)
-    content = {"labels": list(labels), "multi_label": multi_label, "max_length": max_length, "members": members}
+        members.append(member | {"max_length": max_lengths[name]})
+    content = {"labels": list(labels), "multi_label": multi_label, "members": members}
     (folder / CASCADE_FILE).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
     shutil.copyfile(reader.__file__, folder / "reader.py")
 

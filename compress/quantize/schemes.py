@@ -72,6 +72,11 @@ class Scheme:
         return find_input_group(inputs) if self.group and self.input_scales == "group" else self.group
 
     @property
+    def input_divisor(self) -> int:
+        """The number that has to divide the inputs of a layer."""
+        return SMALLEST_GROUP if self.input_scales == "group" else self.group or 1
+
+    @property
     def stored_bits(self) -> int:
         """Bits per weight in a file."""
         return 4 if self.bits == 4 else 8

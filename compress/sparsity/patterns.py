@@ -45,7 +45,7 @@ def check_divisible(name: str, weight: Tensor, config: SparsitySchedule) -> None
     Raises:
         CompressError: The pattern doesn't divide the weight's shape.
     """
-    rows, columns = (1, config.n_m[1]) if config.n_m else config.block
+    rows, columns = config.divisors
     for dim, size, axis in ((0, rows, "outputs"), (1, columns, "inputs")):
         if weight.shape[dim] % size:
             raise CompressError(

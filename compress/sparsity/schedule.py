@@ -128,6 +128,11 @@ class SparsitySchedule:
         return (int(sizes[1]), int(sizes[2])) if sizes else (1, 1)
 
     @property
+    def divisors(self) -> tuple[int, int]:
+        """The numbers that have to divide the outputs and the inputs of a layer."""
+        return (1, self.n_m[1]) if self.n_m else self.block
+
+    @property
     def final_share(self) -> float:
         """Share of zeros at the end of the schedule."""
         return 1 - self.n_m[0] / self.n_m[1] if self.n_m else float(self.amount or 0)

@@ -34,7 +34,8 @@ class SparseTraining:
     The parameters themselves are masked at all times: the forward pass uses them directly, a checkpoint has its zeros
     at every step, and gradients are dense, including those of removed weights. Call `after_backward` once per optimizer
     step, after the last backward pass (and any gradient averaging across processes) and before gradient clipping; call
-    `after_step` right after the step, or `attach` the optimizer, which then calls it.
+    `after_step` right after the step, or `attach` the optimizer, which then calls it. Call `skip_step` for a step
+    that the optimizer doesn't take.
 
     The rest of the training is fully determined by `state_dict`, the model's weights and the optimizer's own state;
     processes with the same state compute the same masks.
@@ -103,8 +104,15 @@ class SparseTraining:
                 average.masked_fill_(~self.masks[name], 0)
         if self._is_rewiring_step(self.step):
             self._replace_masks(self._rewire_masks(), optimizer)
-        elif not self.fixed and not self.config.rewire and self.config.is_due(self.step):
-            self._replace_masks(self._choose_masks(), optimizer)
+        else:
+            self._follow_schedule(optimizer)
+        self._gradients.clear()
+
+    @torch.no_grad()
+    def skip_step(self, optimizer: Optimizer) -> None:
+        """Advances the schedule by a step that the optimizer didn't take: masks may change, but aren't rewired."""
+        self._saw_backward, self.step = False, self.step + 1
+        self._follow_schedule(optimizer)
         self._gradients.clear()
 
     def attach(self, optimizer: Optimizer) -> None:
@@ -155,6 +163,11 @@ class SparseTraining:
 
     def _is_rewiring_step(self, step: int) -> bool:
         return self.config.is_due(step) and self.config.compute_rewiring_share(step) > 0
+
+    def _follow_schedule(self, optimizer: Optimizer) -> None:
+        """Changes the masks if the schedule of the zeros requires it."""
+        if not self.fixed and not self.config.rewire and self.config.is_due(self.step):
+            self._replace_masks(self._choose_masks(), optimizer)
 
     def _choose_masks(self) -> Masks:
         """Returns masks for the scheduled share; weights once removed by magnitude stay removed."""

@@ -1,6 +1,7 @@
 """A running average of the weights, kept among the optimizer's states."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ class WeightAverage:
 
     The average is `d * average + (1 - d) * weight` with d = min(decay, (1 + steps) / (10 + steps)), so that the first
     weights are soon forgotten. It is among the optimizer's states, so that checkpoints contain it and layouts shard it.
-    Weights that have had no gradient yet have no average: they are as they were.
+    Weights that have had no gradient yet have no average: they are as they were. Averages are in float32, 4 bytes per
+    parameter; while they are exchanged with weights of another dtype, there is also a copy of these.
 
     Args:
         optimizer: The optimizer; it gets the methods `eval`, after which the weights are the averages, and `train`,
@@ -28,6 +30,7 @@ class WeightAverage:
 
     def __init__(self, optimizer: Optimizer, decay: float):
         self.optimizer, self.decay = optimizer, decay
+        self.trained: dict[Tensor, Tensor] = {}  # by weight, while an average of another dtype is in its place
         optimizer.register_step_post_hook(self._update)
         optimizer.train, optimizer.eval = self.train, self.eval  # type: ignore[attr-defined]
 
@@ -49,7 +52,8 @@ class WeightAverage:
             if AVERAGE in state:
                 state[AVERAGE].mul_(decay).add_(weight, alpha=1 - decay)
             elif weight.grad is not None:
-                state[AVERAGE] = weight.detach().clone()
+                # float32: in bfloat16 the small steps of the average would be rounded away
+                state[AVERAGE] = weight.detach().to(torch.float32, copy=True)
 
     @torch.no_grad()
     def _swap(self, *, to_averages: bool) -> None:
@@ -59,10 +63,34 @@ class WeightAverage:
         for weight in _iterate_weights(self.optimizer):
             state = self.optimizer.state[weight]
             if AVERAGE in state:
-                current = weight.detach().clone()
-                weight.copy_(state[AVERAGE])
-                state[AVERAGE].copy_(current)
+                self._exchange(weight, state[AVERAGE], to_averages=to_averages)
         values[_SWAPPED] = to_averages
+
+    def _exchange(self, weight: Tensor, average: Tensor, *, to_averages: bool) -> None:
+        """Exchanges a weight and its average in place; an average that the weight can't hold exactly stays where it is.
+
+        Without that, the average would come back rounded, and freeze after all.
+        """
+        if weight.dtype == average.dtype:
+            current = weight.detach().clone()
+            weight.copy_(average)
+            average.copy_(current)
+        elif to_averages:
+            self.trained[weight] = weight.detach().clone()
+            weight.copy_(average)
+        else:
+            weight.copy_(self.trained.pop(weight))
+
+
+@contextmanager
+def use_trained_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
+    """Within the context, the student has the weights that are trained, also where it had their averages before."""
+    with ExitStack() as restored:
+        for optimizer in optimizers:
+            if optimizer.param_groups[0].get(_SWAPPED, False):
+                optimizer.train()  # type: ignore[attr-defined]
+                restored.callback(optimizer.eval)  # type: ignore[attr-defined]
+        yield
 
 
 def _iterate_weights(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -58,6 +58,7 @@ class NestedModule(DistillationModule):
         self.steps = [SlicedStep(prune(student, axes, shape)) for shape in shapes]
         work = [measure_work(step.student) / measure_work(student) for step in self.steps]
         self.share = min(1.0, EXTRA_WORK * len(work) / sum(work))  # of the steps, in which a slice is trained
+        self.largest = work.index(max(work))  # number of the largest slice
 
     def on_fit_start(self) -> None:
         """Puts student and slices into training mode, on the same device."""
@@ -71,9 +72,10 @@ class NestedModule(DistillationModule):
         """Returns the weighted sum of the student's terms, with the gradient of the step's slice added, and the terms.
 
         The value is the student's alone, so that logs and the detection of spikes don't depend on whose turn it is.
+        Without a trainer, as in measurements before the training, it is the largest slice, which takes the most memory.
         """
         total, terms = super().compute_loss(batch)
-        number = self.choose_slice(self.trainer.global_step)
+        number = self.largest if self._trainer is None else self.choose_slice(self._trainer.global_step)
         if number is None:
             return total, terms
         loss = self.compute_slice_loss(number, batch)

@@ -15,6 +15,7 @@ MANIFEST = "manifest.json"
 SCRATCH = "scratch"  # subfolder of a running stage, for checkpoints and the like; removed when it is complete
 LOGS = "logs"  # retained, but not part of the result, because logs contain times
 CHECKSUM = "checksum"
+OPTIMIZER_BITS = "found/optimizer_bits"  # metric of a training whose AdamW states have fewer bits, to fit into memory
 
 JsonObject: TypeAlias = dict[str, Any]  # an object that was read from JSON or YAML, or that is written as such
 

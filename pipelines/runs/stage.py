@@ -23,6 +23,7 @@ from pipelines.runs.digests import DIGESTS, DigestIndex
 from pipelines.runs.files import hash_content, write_json
 from pipelines.runs.manifest import (
     MANIFEST,
+    OPTIMIZER_BITS,
     SCRATCH,
     JsonObject,
     Manifest,
@@ -160,6 +161,8 @@ class Run:
             manifest = self._build(folder, identity, work, together, read)
         else:
             self.console.say(f"{name}: already complete, skipped ({folder})")
+            if remark := describe_low_bit_states(manifest):
+                self.console.say(f"  {name}: {remark}")
             self.plan.append(PlannedStage(name, "complete, will be skipped", str(folder)))
         artefact = Artefact(name, folder, manifest["digest"], manifest, skipped)
         if folder not in [each.folder for each in self.done]:  # a student that is cut again starts from stages done
@@ -311,6 +314,20 @@ def finalize_stage(partial: Path, folder: Path) -> Manifest:
     partial.rename(folder)
     shutil.rmtree(folder / SCRATCH, ignore_errors=True)
     return read_manifest(folder)
+
+
+def describe_low_bit_states(manifest: Manifest) -> str:
+    """Returns how a stage's training differs from the requested one, if AdamW's states had fewer bits; else nothing.
+
+    The key doesn't tell, because whether a memory limit changes the training is only known once it is measured.
+    """
+    bits = manifest["metrics"].get(OPTIMIZER_BITS)
+    if bits is None:
+        return ""
+    return (
+        f"was trained with AdamW's states in {bits:.0f} bits to fit into machine.memory, which changes the result; to "
+        "train it with full ones, remove its folder and run again with more memory or without a limit"
+    )
 
 
 def partial_path(folder: Path) -> Path:

@@ -52,7 +52,10 @@ def fit_module(
     job: TrainingJob,
     callbacks: Sequence[Callback] = (),
 ) -> Metrics:
-    """Trains `module`, resuming from the last checkpoint in `folder` if there is one; returns the last metrics.
+    """Trains `module`, resuming from the last checkpoint in `folder` if there is one; returns the validation metrics.
+
+    They are those of the weights that the student has afterwards, with what was found before the training: the learning
+    rate of a range test, and the bits of optimizer states that a memory limit reduced.
 
     Every process of the run calls this with the student laid out on the job's mesh according to its layout. Changes
     that `callbacks` make after a batch are included in the checkpoint written after it.
@@ -76,8 +79,8 @@ def fit_module(
     positions = PositionRecorder(world.everyone)
     meter = build_meter(machine.rank_speeds, data, job.layout, logs)
     convert_precision(job.precision, module)
-    fit_into_memory(module, data, folder / LOGS, job)
-    range_metrics = apply_range_test(module, data, logs.range_test, job)
+    found = fit_into_memory(module, data, folder / LOGS, job)
+    found |= apply_range_test(module, data, logs.range_test, job)
     while True:
         trainer = build_trainer(
             job,
@@ -97,10 +100,10 @@ def fit_module(
     if world.is_rank_zero:
         logs.write_falls(module.rate_control.falls)
     find_strategy(trainer).restore_weights(module)
-    stopper.restore(module)
+    metrics = stopper.restore(module)
     if not MODES[job.precision].is_stock:
         restore_stock_layers(module.student)
-    return stopper.metrics | range_metrics
+    return metrics | found
 
 
 def free_earlier_trainings(module: DistillationModule) -> None:

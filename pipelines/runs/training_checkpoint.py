@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from distill.errors import InputError
+from distill.train.averaging import use_trained_weights
 from distill.train.optimizer import take_empty_step
 from pipelines.runs.processes import LostError
 
@@ -39,17 +40,19 @@ def save_training(
 ) -> Future[None]:
     """Writes a checkpoint; every process calls it. The future is done when this process's shards are on disk.
 
+    Where the student has averages of its weights, the checkpoint has the weights that are trained.
     The tensors are copied before this returns, so training may continue immediately. `group` is a gloo group that is
     used for nothing else; without it, the call returns when everything is written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = collect_weights(module) | _collect_states(module, optimizers)
-    if is_rank_zero():
-        torch.save({**rest, "groups": [_read_settings(each) for each in optimizers]}, folder / TRAINING)
-    if group is not None:
-        return cast(Future[None], dcp.async_save(tensors, checkpoint_id=str(folder), process_group=group))
-    with unwrap_errors():
-        dcp.save(tensors, checkpoint_id=str(folder), no_dist=not dist.is_initialized())
+    with use_trained_weights(map(_unwrap_optimizer, optimizers)):
+        tensors = collect_weights(module) | _collect_states(module, optimizers)
+        if is_rank_zero():
+            torch.save({**rest, "groups": [_read_settings(each) for each in optimizers]}, folder / TRAINING)
+        if group is not None:
+            return cast(Future[None], dcp.async_save(tensors, checkpoint_id=str(folder), process_group=group))
+        with unwrap_errors():
+            dcp.save(tensors, checkpoint_id=str(folder), no_dist=not dist.is_initialized())
     return completed_future()
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from math import isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -181,14 +182,19 @@ def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:
             f"budget.min_score {least:g}: expected the teacher's file on {config.budget.runtime} to compare with, "
             "found none that was proven: nothing says what was kept"
         )
-    missed = [f"{name} keeps {share:.1%}" for name, share in shares.items() if share < least]
+    missed = [describe_kept_share(name, share) for name, share in shares.items() if not share >= least]  # as NaN isn't
     if missed:
-        reached = [f"{name} keeps {share:.1%}" for name, share in shares.items() if share >= least]
+        reached = [describe_kept_share(name, share) for name, share in shares.items() if share >= least]
         raise InputError(
             f"budget.min_score {least:g}: expected at least {least:.1%} of the teacher's validation score, found that "
             f"{', '.join(missed)}. All files were written; request a lower speed-up, train for more epochs or add "
             "unlabelled text (--data.unlabelled)" + (f"; {reached[-1]}" if reached else "")
         )
+
+
+def describe_kept_share(name: str, share: float) -> str:
+    """Returns what a student keeps of a score as text: NaN if a score is undefined, as a correlation with constants."""
+    return f"{name} keeps an undefined share" if isnan(share) else f"{name} keeps {share:.1%}"
 
 
 def reported_settings(config: DistillConfig) -> dict[str, Any]:

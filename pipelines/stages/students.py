@@ -97,7 +97,13 @@ def train_students(
 def prune_students(
     run: Run, plan: RunPlan, earlier: Mapping[str, Artefact], precision: str
 ) -> tuple[list[TrainedStudent], Stages]:
-    """Returns a student for each target speed of the budget, and the stages that built them."""
+    """Returns the students of a budget, and the stages that built them.
+
+    They are one for each target speed, without those that no shape of a frontier reaches, and those without attention.
+
+    Raises:
+        InputError: There would be no student.
+    """
     config, data, teacher, cache = plan.settings, earlier["data"], earlier["teacher"], earlier["cache"]
     start = pruning_start_stage(run, plan, data, teacher)
     stages = {"start": start, "costs": costs_stage(run, config, data, teacher, start)}
@@ -110,13 +116,13 @@ def prune_students(
         for target in targets:
             stages |= prune_to(pipeline, target)
     students = [collect_student(stages, each, len(targets)) for each in targets if f"distill-{each.name}" in stages]
+    attention_free = train_attention_free_students(run, plan, earlier, precision)
+    students += [TrainedStudent(f"student-{name}", f"-{name}", stage) for name, stage in attention_free.items()]
     if not students:
         raise InputError(
             f"budget.speedup {config.budget.speedup}: expected a speed that a pruned model reaches, found none; "
             f"{stages[f'shape-{targets[0].name}'].metrics[UNREACHED]}"
         )
-    attention_free = train_attention_free_students(run, plan, earlier, precision)
-    students += [TrainedStudent(f"student-{name}", f"-{name}", stage) for name, stage in attention_free.items()]
     return students, stages | {f"distill-{name}": stage for name, stage in attention_free.items()}
 
 

@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 
+from compress.errors import CompressError
 from compress.prune.search.cost import CostModel, ModelSizes, predict_slowest
 
 # Nodes of the solver's search tree: unlike a limit of seconds, this doesn't make shapes depend on the machine's load.
@@ -103,16 +104,22 @@ def allocate_uniformly(
     limits: Sequence[Limit],
     fixed_layers: Sequence[int] | None,
 ) -> Allocation | None:
-    """Returns the best allocation whose layers all have the same sizes: every pair of options is tried.
+    """Returns the best allocation whose layers all have the same sizes: every pair of shared options is tried.
 
     All kept layers cost the same, so that those with the least loss are kept.
+
+    Raises:
+        CompressError: No number of heads, or of neurons, is an option of every layer.
     """
     best: Allocation | None = None
-    for (i, heads), (j, ffn) in product(enumerate(layers[0].heads), enumerate(layers[0].ffn)):
+    heads_losses = share_options("heads", hidden, [(each.heads, each.heads_loss) for each in layers])
+    ffn_losses = share_options("neurons", hidden, [(each.ffn, each.ffn_loss) for each in layers])
+    for (heads, heads_loss), (ffn, ffn_loss) in product(heads_losses.items(), ffn_losses.items()):
         sizes = ModelSizes(hidden, (heads,) * depth, (ffn,) * depth)
         if any(limit.costs.predict(sizes) > limit.maximum for limit in limits):
             continue
-        saved = [each.heads_loss[i] + each.ffn_loss[j] - each.layer_loss for each in layers]
+        losses = zip(heads_loss, ffn_loss, layers, strict=True)
+        saved = [of_heads + of_ffn - each.layer_loss for of_heads, of_ffn, each in losses]
         kept = sorted(
             sorted(range(len(layers)), key=saved.__getitem__)[:depth] if fixed_layers is None else fixed_layers
         )
@@ -120,6 +127,31 @@ def allocate_uniformly(
         if best is None or loss < best.loss:
             best = Allocation(tuple(kept), sizes.heads, sizes.ffn, loss, predict_slowest(costs, sizes))
     return best
+
+
+def share_options(
+    name: str, hidden: int, options: Sequence[tuple[Sequence[int], Sequence[float]]]
+) -> dict[int, tuple[float, ...]]:
+    """Returns size -> the loss of each layer, of the sizes that every layer may have.
+
+    Args:
+        name: What is counted.
+        hidden: Width of the residual stream.
+        options: The sizes of each layer and their losses.
+
+    Raises:
+        CompressError: The layers share no size.
+    """
+    by_size = [dict(zip(*each, strict=True)) for each in options]
+    shared = [size for size in by_size[0] if all(size in losses for losses in by_size)]
+    if not shared:
+        found = ", ".join(str(max(losses)) for losses in by_size)
+        raise CompressError(
+            f"budget.uniform: expected a number of {name} that every layer can have at width {hidden}, found layers "
+            f"with at most {found}: a stock class has layers of equal sizes; leave --uniform out, or prune the model "
+            "that this one was pruned from"
+        )
+    return {size: tuple(losses[size] for losses in by_size) for size in shared}
 
 
 CostRow = tuple[np.ndarray, float, float]

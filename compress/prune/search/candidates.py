@@ -14,7 +14,7 @@ from distill.slicing.ranking import find_highest
 from distill.slicing.spacing import space_layers_evenly
 
 _WIDTHS = (1.0, 0.75, 0.5, 0.375, 0.25)
-STEPS = 48  # ffn sizes are multiples of the full size divided by this
+STEPS = 48  # ffn sizes are multiples of the full size divided by this, rounded up to `ffn_multiple`
 FFN_RATIO = (1, 8)  # neurons per hidden coordinate; blocks far outside this range train worse at the same size
 MIN_BUDGET_USE = 0.85  # candidates below this share of the slowest candidate's latency are omitted
 
@@ -52,6 +52,8 @@ class SearchSpace:
         step: Widths are multiples of it.
         uniform: Whether all layers get the same sizes, with heads in proportion to the width.
         size: Limit on the bytes of the files.
+        ffn_multiple: Numbers of feed-forward neurons are multiples of it, or all of a layer's: quantization by groups
+            and patterns of zeros need sizes that they divide.
     """
 
     axes: Sequence[Axis]
@@ -60,6 +62,7 @@ class SearchSpace:
     step: int
     uniform: bool = False
     size: Limit | None = None
+    ffn_multiple: int = 1
 
     def allocate(
         self, hidden: int, depth: int, milliseconds: float, fixed_layers: Sequence[int] | None = None
@@ -165,7 +168,7 @@ def list_layer_options(space: SearchSpace, hidden: int) -> list[LayerOptions]:
     options = []
     for layer, units, neurons in zip(space.layers, full.heads, full.ffn, strict=True):
         head_counts = [_scale_to_width(units, hidden, space.hidden)] if space.uniform else list(range(1, units + 1))
-        step = max(1, neurons // STEPS)
+        step = max(1, -(-(neurons // STEPS) // space.ffn_multiple)) * space.ffn_multiple
         neuron_counts = [*range(step, neurons, step), neurons]
         options.append(
             LayerOptions(

@@ -126,7 +126,8 @@ class TrainBatches:
         speeds: RankSpeeds | None = None,
     ):
         self.data, self.batch_size, self.pad_id = data, batch_size, pad_id
-        self.batch_tokens, self.seed, self.rank, self.ranks = batch_tokens, seed, rank, ranks
+        self.batch_tokens = 0 if sampler is not None else batch_tokens  # drawn rows differ in length between epochs
+        self.seed, self.rank, self.ranks = seed, rank, ranks
         self.segment = segment
         self.signals, self.threads, self.waiting = signals, threads, WaitTimer()
         self.sampler, self.pinned_for, self.speeds = sampler, pinned_for, speeds

@@ -55,6 +55,8 @@ class FusedTerm:
         return self.has_plain_head
 
     def _is_eligible(self, batch: Mapping[str, Tensor], signals: TeacherSignals) -> bool:
+        if "row_weights" in batch:  # of gradients, which the fused loss computes without them
+            return False
         if self.name == "kl":
             return "ids" in signals and "logits" not in signals
         return self.name == "ce" and batch["labels"].dim() > 1 and not batch["labels"].is_floating_point()

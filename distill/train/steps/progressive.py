@@ -138,6 +138,13 @@ class LayerByLayer(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Unfreezes all layers."""
-        cast(_LayerwiseModule, pl_module).layer_terms.active_layer = 0
+        self._unfreeze_all(cast(_LayerwiseModule, pl_module))
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Unfreezes all layers: after a spike, the next fit's optimizer has to get the parameters of all of them."""
+        self._unfreeze_all(cast(_LayerwiseModule, pl_module))
+
+    def _unfreeze_all(self, module: _LayerwiseModule) -> None:
+        module.layer_terms.active_layer = 0
         for each in self.trainable:
             each.requires_grad_(True)

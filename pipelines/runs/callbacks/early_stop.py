@@ -24,15 +24,17 @@ class EarlyStop(Callback):
         self.folder, self.patience, self.world = folder, patience, world or World()
         self.best, self.waited = float("-inf"), 0
         self.metrics: Metrics = {}  # of the most recent validation
+        self.best_metrics: Metrics = {}  # of the validation of the saved weights
 
     def state_dict(self) -> JsonObject:
-        """Returns the best score, the number of epochs since, and the metrics of the last validation."""
-        return {"best": self.best, "waited": self.waited, "metrics": self.metrics}
+        """Returns the best score, the number of epochs since, and the metrics of the last and the best validation."""
+        return {"best": self.best, "waited": self.waited, "metrics": self.metrics, "best_metrics": self.best_metrics}
 
     def load_state_dict(self, state_dict: JsonObject) -> None:
         """Restores what `state_dict` returned."""
         self.best, self.waited = state_dict["best"], state_dict["waited"]
         self.metrics = state_dict.get("metrics", {})
+        self.best_metrics = state_dict.get("best_metrics", {})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stops a run that was killed between its last epoch and the end of the stage."""
@@ -45,20 +47,26 @@ class EarlyStop(Callback):
             return
         student, score = cast(DistillationModule, pl_module).student, float(trainer.callback_metrics["val/score"])
         if score > self.best:
-            self.best, self.waited = score, 0
+            self.best, self.waited, self.best_metrics = score, 0, self.metrics
             with find_strategy(trainer).gather_weights(student):
                 self._save(trainer, student)
         else:
             self.waited += 1
             self._stop_if_due(trainer)
 
-    def restore(self, module: DistillationModule) -> None:
-        """Loads the best weights into the student, if any were saved; every process calls it."""
+    def restore(self, module: DistillationModule) -> Metrics:
+        """Loads the best weights into the student, if any were saved; every process calls it.
+
+        Returns:
+            The metrics of the student's weights: of the best validation, or of the last one.
+        """
         if not self.patience:
-            return
+            return self.metrics
         self.world.share_files(self.folder)
-        if self.folder.exists():
-            load_weights(self.folder, module.student)
+        if not self.folder.exists():
+            return self.metrics
+        load_weights(self.folder, module.student)
+        return self.best_metrics
 
     def _stop_if_due(self, trainer: Trainer) -> None:
         trainer.should_stop = trainer.should_stop or 0 < self.patience <= self.waited

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from compress.measure.memory import return_freed_memory
+from distill.checkpoint.layers import find_layer_lists
 from distill.data.batches.data_module import RowsDataModule
 from distill.errors import InputError
 from distill.train.activation_checkpointing import FULL, NONE, SELECTIVE
@@ -20,6 +21,7 @@ from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer
 from pipelines.runs.console import Console
 from pipelines.runs.files import write_json
+from pipelines.runs.manifest import OPTIMIZER_BITS
 from pipelines.runs.memory.budget import read_held_memory, resolve_memory_budget
 from pipelines.runs.memory.step_cost import (
     LongestRows,
@@ -29,6 +31,7 @@ from pipelines.runs.memory.step_cost import (
     measure_optimizer,
 )
 from pipelines.runs.processes import World
+from pipelines.runs.trainer_state import Metrics
 from pipelines.runs.training_job import TrainingJob
 
 FILE = "memory.json"
@@ -36,6 +39,7 @@ _MARGIN = 0.1  # of what a training is predicted to need above what the process 
 _GROWTH = 4 << 20  # bytes that the process may hold more after the measurements of plans than before
 # Bytes of AdamW's states for a parameter, with the scales of their blocks; only if nothing else fits.
 LOW_BIT_STATES = {"adamw-8bit": 2.07, "adamw-4bit": 1.09}
+STATE_BITS = {"adamw-8bit": 8, "adamw-4bit": 4}
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class MemoryPlan:
         module.micro_batches.parts = data.parts = self.parts
 
 
-def fit_into_memory(module: DistillationModule, data: RowsDataModule, folder: Path, job: TrainingJob) -> None:
+def fit_into_memory(module: DistillationModule, data: RowsDataModule, folder: Path, job: TrainingJob) -> Metrics:
     """Applies the plan of the stage's folder to a training, or chooses, prints and stores one; every process calls it.
 
     A training that started with a plan resumes with it, even without a budget, because its checkpoints hold the states
@@ -77,6 +81,9 @@ def fit_into_memory(module: DistillationModule, data: RowsDataModule, folder: Pa
         folder: Where the plan is stored.
         job: The training, whose machine has the budget.
 
+    Returns:
+        The bits of the optimizer's states, if the plan has fewer than the settings; otherwise no metrics.
+
     Raises:
         InputError: Nothing fits.
     """
@@ -85,7 +92,7 @@ def fit_into_memory(module: DistillationModule, data: RowsDataModule, folder: Pa
     stored = world.broadcast(json.loads(file.read_text()) if world.is_rank_zero and file.exists() else None)
     if stored is None:
         if not (memory or AUTO in (train.checkpointing, train.batch_size)):
-            return
+            return {}
         budget = resolve_memory_budget(memory or AUTO, find_device(module), world.size)
         budget = min(world.gather(budget))
         planner = MemoryPlanner(module, data, budget, world, shares, job.precision, adapts=bool(memory))
@@ -98,7 +105,11 @@ def fit_into_memory(module: DistillationModule, data: RowsDataModule, folder: Pa
         if world.is_rank_zero:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_json(file, stored)
-    MemoryPlan(**stored).apply(module, data)
+    elif stored["optimizer"] != train.optimizer:
+        job.console.say(f"  {job.label}: goes on with {stored['optimizer']}, which a memory limit made it start with")
+    plan = MemoryPlan(**stored)
+    plan.apply(module, data)
+    return {} if plan.optimizer == train.optimizer else {OPTIMIZER_BITS: STATE_BITS[plan.optimizer]}
 
 
 class MemoryPlanner:
@@ -188,9 +199,9 @@ class MemoryPlanner:
 
     def list_modes(self) -> list[str]:
         """Returns the modes of checkpointing to choose from; a mode that the settings name isn't changed."""
-        if self.train.checkpointing == AUTO or (self.adapts and self.train.checkpointing == NONE):
-            return [NONE, SELECTIVE, FULL]
-        return [self.train.checkpointing]
+        if self.train.checkpointing != AUTO and not (self.adapts and self.train.checkpointing == NONE):
+            return [self.train.checkpointing]
+        return [NONE, SELECTIVE, FULL] if find_layer_lists(self.module.student) else [NONE]
 
     def list_parts(self) -> Iterator[int]:
         """Yields the numbers of micro-batches to choose from, in ascending order."""
@@ -275,7 +286,8 @@ def _any_fits(plans: list[MemoryPlan]) -> bool:
 
 def count_longest_rows(data: RowsDataModule, train: TrainConfig) -> int:
     """Returns the number of rows of a batch of the longest ones."""
-    rows = train.rows if not train.batch_tokens else max(1, train.batch_tokens // int(data.train.lengths.max()))
+    counts_rows = not train.batch_tokens or data.sampler is not None
+    rows = train.rows if counts_rows else max(1, train.batch_tokens // int(data.train.lengths.max()))
     return min(rows, len(data.train))
 
 

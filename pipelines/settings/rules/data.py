@@ -26,6 +26,11 @@ def is_drawn(settings: DistillConfig) -> bool:
     return any(kind in DRAWN for kind in settings.augment.find_rates())
 
 
+def chooses_rows(settings: DistillConfig) -> bool:
+    """Returns whether a student trains on other rows in each epoch."""
+    return settings.sampling.by != "uniform" or bool(settings.augment.ratio)
+
+
 def check_augment_files(f: Facts) -> None:
     """Checks the lexicon and the templates of augmentation.
 
@@ -149,6 +154,11 @@ SELECTION_RULES: tuple[Rule | Check, ...] = (
         "on one; set machine.devices to 1",
     ),
     Rule(
+        lambda s, f: s.select.needs_dynamics and s.teacher_train.batch_tokens,
+        "data.select {s.select.method}: expected teacher_train.batch_tokens 0, found {s.teacher_train.batch_tokens}: "
+        "where the teacher's training is recorded, its batches count rows",
+    ),
+    Rule(
         lambda s, f: s.select.requested and s.student.trained,
         "data.select {s.select.method}: expected a student that is trained, found one that is used as it is",
     ),
@@ -167,13 +177,17 @@ SAMPLING_RULES: tuple[Rule | Check, ...] = (
     ),
     Rule(
         lambda s, f: (
-            (s.sampling.by != "uniform" or s.augment.ratio)
-            and any((s.train.batch_tokens, s.loss.computes(*LAYER_TERMS) and s.sampling.unbiased))
+            chooses_rows(s) and any((s.train.batch_tokens, s.loss.computes(*LAYER_TERMS) and s.sampling.unbiased))
         ),
         "sampling.by {s.sampling.by}, augment.ratio {s.augment.ratio:g}: expected batches of rows and, with "
         "sampling.unbiased, kl and ce alone, found train.batch_tokens {s.train.batch_tokens}, loss.hidden "
         "{s.loss.hidden:g}, attention {s.loss.attention:g} and relations {s.loss.relations:g}: the number of batches "
         "would differ between epochs, and terms on layers have no rows to weigh",
+    ),
+    Rule(
+        lambda s, f: chooses_rows(s) and s.student.attention_free and s.attention_free_train.batch_tokens,
+        "sampling.by {s.sampling.by}, augment.ratio {s.augment.ratio:g}: expected attention_free_train.batch_tokens 0, "
+        "found {s.attention_free_train.batch_tokens}: the number of batches would differ between epochs",
     ),
     Rule(
         lambda s, f: s.sampling.by == "balanced" and f.task != "text-classification",

@@ -27,6 +27,7 @@ NOT_ON_SEVERAL = {  # precisions that train on one process only, and why
     "bf16-stochastic": "replicas would round the same weights differently",
     "int8-mixed": "on several it is untested",
 }
+GRADUAL_PRECISIONS = ("32", "bf16-mixed")  # in which units can be masked while a student trains
 AS_WIDE_AS_HIDDEN = tuple(kind for kind in ENCODERS if kind != "mobilebert")  # families by the width of their features
 
 
@@ -365,9 +366,14 @@ LAYOUT_RULES: tuple[Rule | Check, ...] = (
         ("student_layout",),
     ),
     Rule(
-        lambda s, f: s.budget.requested and s.prune.schedule == "gradual" and f.precision == "16-mixed",
-        "prune.schedule gradual: expected precision 32 or bf16-mixed, found 16-mixed: gradients whose loss scale "
-        "changes from step to step can't be summed into scores",
+        lambda s, f: s.budget.requested and s.prune.schedule == "gradual" and f.precision not in GRADUAL_PRECISIONS,
+        "prune.schedule gradual: expected precision 32 or bf16-mixed, found {f.precision}: scores need gradients that "
+        "aren't scaled, and gates need linear layers and weights that aren't converted",
         ("precision",),
+    ),
+    Rule(
+        lambda s, f: s.budget.requested and s.prune.schedule == "gradual" and s.train.batch_growth != "none",
+        "train.batch_growth {s.train.batch_growth}: expected none with prune.schedule gradual, found growing batches: "
+        "they take fewer steps than the schedule has, so that the last units would never be masked",
     ),
 )

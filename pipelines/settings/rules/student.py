@@ -144,6 +144,11 @@ STUDENT_RULES: tuple[Rule | Check, ...] = (
         "train.patience {s.train.patience}: expected 0 with sparsity.pattern: the weights with the best score may be "
         "from before the last zeros were set",
     ),
+    Rule(
+        lambda s, f: s.sparsity.requested and s.train.batch_growth != "none",
+        "train.batch_growth {s.train.batch_growth}: expected none with sparsity.pattern, found growing batches: they "
+        "take fewer steps than the schedule of the zeros has, so that the last zeros might never be set",
+    ),
     Check(check_formats),
     Check(lambda f: check_processor(f.settings)),
     Check(lambda f: check_machine(f.settings.machine.accelerator, f.settings.machine.precision)),

@@ -29,7 +29,7 @@ from pipelines.stages.deliver.standalone import check_evaluated_models, export_c
 from pipelines.stages.prepare.compared_texts import select_texts_and_pairs
 from pipelines.stages.prepare.data import data_stage
 
-VERSION = 6  # of the algorithm of both stages; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 7  # of the algorithm of both stages; bump it when the same inputs give a different result (docs/stages.md)
 CASCADE, CASCADE_EVALUATION = "cascade", "evaluation.json"
 
 
@@ -132,7 +132,7 @@ def thresholds_stage(models: CascadeModels, answers: Artefact) -> Artefact:
             temperatures,
             labels=models.task.labels,
             multi_label=models.multi_label,
-            max_length=config.data.max_length,
+            max_lengths=models.find_max_lengths(),
         )
         combined, numbers = combine_logits(logits["test"], chosen, temperatures, multi_label=models.multi_label)
         verify_cascade(models, cascade_folder, combined, [chosen.order[number] for number in numbers])

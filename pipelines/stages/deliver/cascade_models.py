@@ -21,6 +21,7 @@ from pipelines.stages.deliver.evaluated_model import EvaluatedModel
 from pipelines.stages.deliver.export import HUGGINGFACE
 from pipelines.stages.deliver.timed_texts import EncodedTexts, collate_calls, encode_split, to_arrays
 from pipelines.stages.prepare.data import read_data, read_task
+from pipelines.stages.prepare.vocabulary import load_student_tokenizer
 
 if TYPE_CHECKING:
     from distill.data.splits.examples import Splits
@@ -79,6 +80,12 @@ class CascadeModels:
     def _encode(self, name: str, part: str) -> EncodedTexts:
         checkpoint = self.models[name].path(HUGGINGFACE)
         return encode_split(checkpoint, getattr(self.splits, part), self.config.data.max_length, self.task)
+
+    def find_max_lengths(self) -> dict[str, int]:
+        """Returns model -> tokens at which its texts are cut, no more than its tokenizer allows."""
+        tokenizers = {name: load_student_tokenizer(each.path(HUGGINGFACE)) for name, each in self.models.items()}
+        longest = self.config.data.max_length
+        return {name: self.task.max_row_length(each, longest) for name, each in tokenizers.items()}
 
     def find_truth(self, part: str) -> np.ndarray:
         """Returns the labels of a split: classes [rows], or which labels apply [rows, labels]."""

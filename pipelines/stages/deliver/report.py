@@ -85,7 +85,7 @@ def build_report(
     rejected = [each | {"stage": stage.name} for stage in stages for each in stage.metrics.get("rejected", [])]
     trainings = {stage.name: read_training_events(stage.folder / LOGS) for stage in stages}
     optional = {
-        "pruning": pruning,
+        "pruning": pruning if pruning and pruning["students"] else None,  # a frontier may have no pruned student
         "rejected": rejected,
         "trainings": {name: each for name, each in trainings.items() if each is not None},
     }

@@ -92,8 +92,10 @@ class TimingTexts:
     def inputs(self, tokenizer: PreTrainedTokenizerBase) -> dict[int, list[TimedInputs]]:
         """Returns padded batches by length: to each that the budget sets, texts are repeated or truncated."""
         encoded, pad_id = self.task.encode(tokenizer, self.examples, self.max_length), find_padding_id(tokenizer)
-        rows = np.arange(min(len(encoded), count_timed_texts(self.budget)))
         budget = self.budget
+        rows = np.arange(min(len(encoded), count_timed_texts(budget)))
+        if len(rows) < budget.batch:  # short documents, several of which make up a row
+            rows = np.resize(rows, budget.batch)
         return {each: collate_calls((encoded, pad_id), rows, budget.batch, each) for each in budget.lengths}
 
 

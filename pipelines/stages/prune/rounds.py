@@ -15,7 +15,7 @@ from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget, round_name
 from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prune.shape_inputs import LoadedInputs, ShapeInputs
-from pipelines.stages.prune.shape_timing import build_space, list_allowed_ms
+from pipelines.stages.prune.shape_timing import build_space, ffn_settings, list_allowed_ms
 from pipelines.stages.prune.start import find_prunable_axes
 from pipelines.stages.train.student_start import SHAPE
 
@@ -31,6 +31,7 @@ def round_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: Sp
     """
     rounds = config.prune.rounds
     settings = {"target": asdict(target), "round": number, "rounds": rounds, "uniform": config.budget.uniform}
+    settings |= ffn_settings(config)
 
     def work(folder: Path) -> JsonObject:
         loaded = LoadedInputs(run, config, inputs)

@@ -23,19 +23,27 @@ from pipelines.stages.prepare.scoring import TeacherComparison
 from pipelines.stages.prune.deployed_models import rounding_key
 from pipelines.stages.prune.search_device import choose_search_device
 from pipelines.stages.prune.shape_inputs import LoadedInputs, ShapeInputs
-from pipelines.stages.prune.shape_timing import AIM, MeasuredChoice, ShapeTimer, TooLargeError, list_allowed_ms
+from pipelines.stages.prune.shape_timing import (
+    AIM,
+    MeasuredChoice,
+    ShapeTimer,
+    TooLargeError,
+    ffn_settings,
+    list_allowed_ms,
+)
 from pipelines.stages.prune.trials import Trial, eliminate_trials, find_trial_loss
 from pipelines.stages.train.recovery_rate import RULE
 from pipelines.stages.train.student_start import SHAPE
 from pipelines.stages.train.training_inputs import open_cached_signals
 
 VERSION = 10  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+TOO_LARGE_VERSION = 2  # of what follows a shape whose files are too large; 1 tried no others
 MEASURED = ("speedup", "pooled_speedup", "best_ms", "teacher_ms", "bytes")  # of the last measurement
 COMPARED_SAMPLES = 2048  # of the validation split, by which the trials are compared: all candidates on the same ones
 TRIAL_SETTINGS = (
     "learning_rate", "batch_size", "weight_decay", "max_grad_norm", "head_rate", "dropout", "freeze_embeddings",
 )  # fmt: skip
-FURTHER_TRIAL_SETTINGS = "optimizer", "rate_scaling", "accumulate", "reference_batch", "batch_tokens"
+FURTHER_TRIAL_SETTINGS = "optimizer", "rate_scaling", "accumulate", "reference_batch", "batch_tokens", "ema_decay"
 
 
 def shape_stage(run: Run, config: DistillConfig, inputs: ShapeInputs, target: SpeedTarget, precision: str) -> Artefact:
@@ -56,11 +64,15 @@ def describe_search(config: DistillConfig, target: SpeedTarget, precision: str) 
     """Returns the target and the settings of its search, for stage keys."""
     train, default, trial_precision = config.train, TrainConfig(), choose_trial_precision(config, precision)
     further = [each for each in FURTHER_TRIAL_SETTINGS if getattr(train, each) != getattr(default, each)]
+    is_tolerant = config.budget.frontier or target.correction != 1  # of a target that no shape reaches
     return describe_measuring(config, target) | {
         "trials": config.prune.trial_steps,
         # Keys of older runs lack the further ones.
         "train": {name: getattr(train, name) for name in (*TRIAL_SETTINGS, *further)} | {"rate": RULE},
         "loss": vars(find_trial_loss(config.loss)),
+        **ffn_settings(config),
+        # Any other search that found files too large failed, so that no stage has its result.
+        **({"too_large": TOO_LARGE_VERSION} if target.max_bytes and is_tolerant else {}),
         # Keys of trials in float32 lack the precision.
         **({"precision": trial_precision} if trial_precision != "32" else {}),
     }
@@ -127,16 +139,24 @@ class ShapeSearch:
     def find_shape(self) -> tuple[MeasuredChoice, list[JsonObject]]:
         """Tries the candidates, measures the winner until it meets the target, and returns it with all trials.
 
-        If no shape with the winner's layers and width is fast enough, those of other layers and widths are tried, at
-        last the smallest.
+        If no shape with the winner's layers and width is fast enough, or small enough, those of other layers and widths
+        are tried; at last the smallest, unless files were too large.
+
+        Raises:
+            TooLargeError: The files of the shapes that were fast enough are too large.
         """
-        milliseconds = self.milliseconds / AIM
+        milliseconds, too_large = self.milliseconds / AIM, None
         trials: list[JsonObject] = []
         while candidates := list_candidates(self.space, milliseconds):
             winner, divergences = self.run_trials(candidates)
             pairs = zip(candidates, divergences, strict=True)
             trials += [{"label": each.label, "divergences": values} for each, values in pairs]
-            choice = self.timer.correct_latency(candidates[winner])
+            try:
+                choice = self.timer.correct_latency(candidates[winner])
+            except TooLargeError as error:  # which lowered the space's limit of bytes
+                self.console.say(f"  shape-{self.target.name}: {error}; trying others")
+                too_large = error
+                continue
             if not choice.is_exhausted:
                 return choice, trials
             self.console.say(
@@ -144,6 +164,8 @@ class ShapeSearch:
                 "fast enough; trying others"
             )
             milliseconds = min(choice.corrected_ms, milliseconds * (1 - TOLERANCE))  # less each time, so that it ends
+        if too_large is not None:
+            raise too_large
         return self.timer.correct_latency(make_smallest_candidate(self.space)), trials
 
     def describe_choice(self, choice: MeasuredChoice, trials: list[JsonObject]) -> JsonObject:

@@ -1,5 +1,6 @@
 """Measurement of shapes beside the teacher, with fewer units until they are as small and as fast as requested."""
 
+import math
 import shutil
 import statistics
 from dataclasses import dataclass, replace
@@ -11,11 +12,14 @@ from compress.prune.budget import TOLERANCE
 from compress.prune.importance.scores import Scores
 from compress.prune.search.allocate import Limit
 from compress.prune.search.candidates import Candidate, SearchSpace, reallocate
+from compress.quantize.schemes import SCHEMES
 from distill.checkpoint.custom_models import head_width
 from distill.errors import InputError
 from distill.slicing import prune
 from pipelines.runs.manifest import JsonObject
+from pipelines.settings.commands.distill import DistillConfig
 from pipelines.settings.plan import SpeedTarget
+from pipelines.settings.schemes import list_schemes
 from pipelines.stages.prepare.teacher import MODEL
 from pipelines.stages.prune.budget_timing import TimedModel, TimingTexts, draw_texts, time_together
 from pipelines.stages.prune.costs import fit_size_model
@@ -89,7 +93,9 @@ class ShapeTimer:
         model, max_bytes = self.build_candidate(candidate), self.target.max_bytes
         while max_bytes is not None and model.bytes > max_bytes and self.space.size is not None:
             costs = self.space.size.costs
-            limit = Limit(costs, costs.predict(candidate.sizes) - (model.bytes - max_bytes))
+            # The limit falls each time, so that searches with it end.
+            predicted = min(costs.predict(candidate.sizes), self.space.size.maximum)
+            limit = Limit(costs, predicted - (model.bytes - max_bytes))
             self.space = replace(self.space, size=limit)
             smaller = reallocate(self.space, candidate, candidate.allocation.milliseconds)
             if smaller is None:
@@ -192,5 +198,21 @@ def build_space(loaded: LoadedInputs, target: SpeedTarget) -> SearchSpace:
     scaled = [each.costs.scale(allowed[0] / milliseconds) for each, milliseconds in pairs]
     scores = Scores.load(loaded.stages.scores.folder / SCORES, loaded.model)
     size = Limit(fit_size_model(loaded.stages.costs), target.max_bytes) if target.max_bytes else None
-    width = head_width(loaded.model.config)
-    return SearchSpace(loaded.axes, scores, scaled, width, loaded.config.budget.uniform, size)
+    width, ffn_multiple = head_width(loaded.model.config), find_ffn_multiple(loaded.config)
+    return SearchSpace(loaded.axes, scores, scaled, width, loaded.config.budget.uniform, size, ffn_multiple)
+
+
+def find_ffn_multiple(config: DistillConfig) -> int:
+    """Returns the number that has to divide a layer's neurons, for the quantization and the sparsity of the students.
+
+    Neurons are outputs of one layer and inputs of the next.
+    """
+    quantized = [SCHEMES[name].input_divisor for name in list_schemes(config)]
+    sparse = config.sparsity.build_schedule(1).divisors if config.sparsity.requested else ()
+    return math.lcm(*quantized, *sparse)
+
+
+def ffn_settings(config: DistillConfig) -> JsonObject:
+    """Returns the multiple of neurons for stage keys, from which it is missing where there is none."""
+    multiple = find_ffn_multiple(config)
+    return {"ffn_multiple": multiple} if multiple > 1 else {}

@@ -21,7 +21,7 @@ from pipelines.runs.console import STEPS, TEXTS, Console
 from pipelines.stages.prepare.scoring import TeacherComparison
 
 _WARMUP = 20  # steps
-CPU = torch.device("cpu")
+_CPU = torch.device("cpu")
 REDUCTION = 3  # one in this many trials continues
 
 
@@ -48,7 +48,7 @@ class Trial:
         train: TrainConfig,
         output_rows: OutputRows,
         *,
-        device: torch.device = CPU,
+        device: torch.device = _CPU,
         precision: str = "32",
     ):
         student.to(device)  # type: ignore[arg-type]

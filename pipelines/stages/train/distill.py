@@ -46,7 +46,7 @@ from pipelines.stages.train.prepared_training import STUDENT_TRAINING, PreparedT
 from pipelines.stages.train.recovery_rate import RULE
 from pipelines.stages.train.replicas import replica_settings, train_replicas
 from pipelines.stages.train.sampling import build_sampler
-from pipelines.stages.train.sparsity import SparsityCallback, mean_zero_share
+from pipelines.stages.train.sparsity import SparsityCallback, mean_zero_share, sparsity_settings
 from pipelines.stages.train.student_start import StudentStart
 from pipelines.stages.train.training_inputs import build_labelled_texts, build_training_texts, open_cached_signals
 
@@ -117,7 +117,7 @@ class StudentTraining:
         settings |= {"across": vars(config.cross_tokenizer)} if config.task in CROSS_TOKENIZER_TASKS else {}
         settings |= {"on_policy": vars(config.on_policy)} if config.on_policy.share else {}
         settings |= {"sampling": vars(config.sampling)} if config.sampling.by != "uniform" else {}
-        settings |= {"sparsity": vars(config.sparsity)} if config.sparsity.requested else {}
+        settings |= sparsity_settings(config, self.precision)
         settings |= {"vectors": ATTENTION_FREE_VERSION} if is_attention_free(config.student.spec) else {}
         settings |= {"bottleneck": BOTTLENECK_VERSION} if is_bottleneck(config.student.spec) else {}
         settings |= replica_settings(config)

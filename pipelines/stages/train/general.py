@@ -1,10 +1,9 @@
 """The general stage: task-agnostic distillation on plain text from the teacher as it was published."""
 
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 import lightning
-import numpy as np
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -14,7 +13,6 @@ from distill.checkpoint.weights import load_model
 from distill.data.batches.data_module import RowsDataModule, TextDataModule
 from distill.data.batches.packing import find_padding_id
 from distill.data.config import DataConfig
-from distill.data.stored.rows import StreamBlocks
 from distill.student.bottleneck import VERSION as BOTTLENECK_VERSION
 from distill.student.build import build_student
 from distill.student.spec import is_bottleneck
@@ -38,9 +36,6 @@ from pipelines.stages.prepare.teacher import MODEL, select_key_settings
 from pipelines.stages.train.text_blocks import load_blocks
 
 VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
-HELD_OUT = 256  # maximum number of validation blocks; of a small data set one block in eleven
-ORDER_STREAM = 7  # random stream for the order of the texts
-_Blocks = TypeVar("_Blocks", list[np.ndarray], StreamBlocks)
 MASKED_LM_CLASS, BODY_CLASS = "AutoModelForMaskedLM", "AutoModel"
 
 

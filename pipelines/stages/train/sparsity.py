@@ -12,6 +12,9 @@ from compress.sparsity.layers import compute_zero_shares, find_sparsifiable_laye
 from compress.sparsity.training import SparseState, SparseTraining, convert_sparse, prepare_sparse
 from distill.train.module import DistillationModule
 from pipelines.runs.manifest import JsonObject
+from pipelines.settings.commands.distill import DistillConfig
+
+SKIPPED_STEPS_VERSION = 2  # of how the schedule counts skipped steps; 1 left them out
 
 
 class SparsityCallback(Callback):
@@ -44,6 +47,13 @@ class SparsityCallback(Callback):
         """Updates the masks after the backward pass."""
         self.training.after_backward()
 
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
+        """Counts a step that the optimizer didn't take, after a spike or an overflow, as a step of the schedule."""
+        while self.training.step < trainer.global_step:
+            self.training.skip_step(trainer.optimizers[0])
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sets the masked weights to zero for good, unless the training was interrupted."""
         if not trainer.interrupted:
@@ -56,6 +66,16 @@ class SparsityCallback(Callback):
     def load_state_dict(self, state_dict: JsonObject) -> None:
         """Stores what `state_dict` returned; `on_train_start` restores it."""
         self.state = state_dict
+
+
+def sparsity_settings(config: DistillConfig, precision: str) -> JsonObject:
+    """Returns the settings of sparsity that the student depends on, for stage keys; empty without sparsity."""
+    if not config.sparsity.requested:
+        return {}
+    # Keys of trainings that skip no steps lack the version.
+    skips_steps = config.train.recoveries or precision == "16-mixed"
+    version = {"skipped_steps": SKIPPED_STEPS_VERSION} if skips_steps else {}
+    return {"sparsity": vars(config.sparsity) | version}
 
 
 def mean_zero_share(model: PreTrainedModel) -> float:

@@ -546,7 +546,10 @@ def apply_rules(config: DistillConfig, precision: str, layout: Layout) -> None:
         ({"epochs": 1, "schedule": "gradual"}, ONE, "32", "train.epochs 1: expected at least 2"),
         ({"epochs": 2, "schedule": "iterative", "rounds": 3}, ONE, "32", "train.epochs 2: expected at least 3"),
         ({"schedule": "gradual"}, TWO, "32", "expected one process, found 2"),
-        ({"schedule": "gradual"}, ONE, "16-mixed", "expected precision 32 or bf16-mixed, found 16-mixed"),
+        *(
+            ({"schedule": "gradual"}, ONE, name, f"schedule gradual: expected precision 32 or bf16-mixed, found {name}")
+            for name in ("16-mixed", "bf16-stochastic", "int8-mixed", "fp8")
+        ),
     ],
 )
 def test_schedules_with_unsupported_settings_are_rejected(folder, change, layout, precision, message):

@@ -1,6 +1,7 @@
 """`python -m pipelines.prune` on tiny models: budgets, the built students, the report and rejections."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -261,6 +262,24 @@ def test_students_below_the_minimum_score_are_rejected_by_name(data, tmp_path):
     with pytest.raises(InputError, match=r"min_score 0.95: .* student-4x keeps 90.0%.* student-2x keeps 98.8%"):
         check_scores(config, evaluation)
     check_scores(replace(config, budget=Budget(speedup="2,4")), evaluation)
+
+
+@pytest.mark.parametrize(
+    ("scored", "message"),
+    [
+        (
+            {"teacher": 0.8, "student-2x": 0.79, "student-4x": math.nan},
+            r"found that student-4x keeps an undefined share\.",
+        ),
+        ({"teacher": math.nan, "student-2x": 0.79}, "found that student-2x keeps an undefined share"),
+    ],
+)
+def test_an_undefined_score_is_below_the_minimum(scored, message, data, tmp_path):
+    budget = Budget(speedup="2,4", min_score=0.95)
+    config = DistillConfig("out", teacher=TeacherConfig("t"), data=DataConfig(str(data)), budget=budget)
+    write_json(tmp_path / "evaluation.json", [{"name": name, "validation": score} for name, score in scored.items()])
+    with pytest.raises(InputError, match=message):
+        check_scores(config, Artefact("evaluate", tmp_path, "", {}))
 
 
 @pytest.mark.parametrize(

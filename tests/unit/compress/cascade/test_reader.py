@@ -49,13 +49,16 @@ def write_member(folder: Path, logits: dict[str, tuple[float, float]], words: di
     return folder
 
 
-def build(folder: Path, *, multi_label: bool = False, words: dict[str, int] = WORDS) -> Path:
+def build(
+    folder: Path, *, multi_label: bool = False, words: dict[str, int] = WORDS, lengths: tuple[int, int] = (8, 8)
+) -> Path:
     exports = {"small": write_member(folder / "s", SMALL), "large": write_member(folder / "l", LARGE, words)}
     chosen = ChosenCascade(("small", "large"), (0.5, 0.0), 1.0, 1.0, (0.7, 0.3))
-    temperatures = {"small": 1.0, "large": 1.0}
+    temperatures, max_lengths = {"small": 1.0, "large": 1.0}, dict(zip(exports, lengths, strict=True))
     write_cascade(
-        folder / "cascade", chosen, exports, temperatures, labels=LABELS, multi_label=multi_label, max_length=8
-    )
+        folder / "cascade", chosen, exports, temperatures, labels=LABELS, multi_label=multi_label,
+        max_lengths=max_lengths,
+    )  # fmt: skip
     return folder / "cascade"
 
 
@@ -102,7 +105,9 @@ def test_a_fresh_process_gives_the_same_answers_for_texts_and_pairs(multi_label,
         assert expected[-1] == (["agrees", "refuses"], "small")
 
 
-def test_long_texts_are_cut_where_they_were_in_training(tmp_path):
-    folder = build(tmp_path)
+@pytest.mark.parametrize("expected", [(8, 8), (8, 5)], ids=["same length", "shared tokenizer, other length"])
+def test_long_texts_are_cut_where_they_were_in_each_members_training(expected, tmp_path):
+    folder = build(tmp_path, lengths=expected)
     lengths = [each["input_ids"].shape[1] for each in Cascade(folder).encode("yes " * 50)]
-    assert lengths == [json.loads((folder / "cascade.json").read_text())["max_length"]] * 2
+    assert lengths == [each["max_length"] for each in json.loads((folder / "cascade.json").read_text())["members"]]
+    assert lengths == list(expected)

@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 
 from compress.errors import CompressError
 from compress.prune import budget as budgets
@@ -31,7 +32,7 @@ from compress.prune.search.cost import (
     plan_measurements,
     predict_slowest,
 )
-from distill.slicing import find_axes, prune
+from distill.slicing import Shape, find_axes, prune
 from distill.slicing.spacing import space_layers_evenly
 from support.tiny_models import build_model
 
@@ -269,6 +270,26 @@ def test_allocation_keeps_exactly_the_requested_layers():
         assert allocation.layers == fixed_layers
 
 
+def test_a_uniform_allocation_of_layers_of_different_sizes_has_only_sizes_that_all_have():
+    small = LayerOptions((1, 2, 4), (8, 12), (2.0, 1.0, 0.0), (0.5, 0.0), 4.0)
+    large = LayerOptions((1, 2, 4), (4, 8, 12, 16), (3.0, 2.0, 0.0), (9.0, 6.0, 1.0, 0.0), 5.0)
+    for layers in ([small, large], [large, small]):
+        whole = allocate(layers, [COSTS], 16, 2, 100.0, uniform=True)
+        assert (whole.heads, whole.ffn, whole.loss) == ((4, 4), (12, 12), 1.0), (
+            "the loss of each layer's own 12 neurons"
+        )
+        assert whole.layers == (0, 1)
+        least = COSTS.predict(ModelSizes(16, (1, 1), (8, 8)))
+        assert allocate(layers, [COSTS], 16, 2, least, uniform=True).ffn == (8, 8), "not all have 4"
+        assert allocate(layers, [COSTS], 16, 2, 0.99 * least, uniform=True) is None
+
+
+def test_a_uniform_allocation_of_layers_without_a_common_size_is_rejected():
+    three, four = (LayerOptions((heads,), (8, 16), (0.0,), (1.0, 0.0), 4.0) for heads in (3, 4))
+    with pytest.raises(CompressError, match=r"budget.uniform: expected a number of heads .* at most 3, 4: "):
+        allocate([three, four], [COSTS], 16, 1, 100.0, uniform=True)
+
+
 def test_allocation_returns_none_when_nothing_fits():
     assert allocate(some_options(0), [COSTS], 16, 1, 1.0) is None
 
@@ -309,6 +330,18 @@ def test_options_include_all_neurons_when_the_step_does_not_divide_their_number(
     assert all(each.ffn[-1] == neurons for each in list_layer_options(space, space.hidden))
 
 
+@pytest.mark.parametrize(
+    ("neurons", "multiple", "step"),
+    [(4096, 32, 96), (1152, 32, 32), (4096, 4, 88), (8, 16, 16), (85, 1, 1)],
+)
+def test_numbers_of_neurons_are_multiples_of_what_quantization_and_sparsity_require(neurons, multiple, step):
+    model = build_model("bert", intermediate_size=neurons)
+    axes = find_axes(model)
+    space = SearchSpace(axes, score_by_magnitude(model, axes), [COSTS], 8, ffn_multiple=multiple)
+    for each in list_layer_options(space, space.hidden):
+        assert each.ffn == (*range(step, neurons, step), neurons)
+
+
 @pytest.mark.slow
 def test_candidates_and_reallocations_respect_the_byte_limit(space):
     free = list_candidates(space, whole_ms(space) / 2)
@@ -344,6 +377,20 @@ def test_uniform_candidates_fit_the_stock_class():
     for each in candidates:
         assert len(set(each.sizes.heads)) == len(set(each.sizes.ffn)) == 1
         prune(model, axes, each.shape, uniform=True)
+
+
+def test_uniform_candidates_of_a_model_with_different_layers_fit_the_stock_class():
+    whole = build_model("bert")
+    kept = {f"layers.{layer}.ffn": torch.arange(count) for layer, count in ((0, 48), (2, 24))}
+    model = prune(whole, find_axes(whole), Shape((0, 1, 2, 3), kept))
+    axes = find_axes(model)
+    space = SearchSpace(axes, score_by_magnitude(model, axes), [COSTS], 8, uniform=True)
+    candidates = list_candidates(space, 0.7 * whole_ms(space))
+    assert candidates
+    for each in candidates:
+        stock = prune(model, axes, each.shape, uniform=True)
+        assert type(stock) is type(whole)
+        assert {layer.intermediate.dense.out_features for layer in stock.bert.encoder.layer} == {each.sizes.ffn[0]}
 
 
 def test_reallocation_to_a_smaller_budget_keeps_layers_and_width(space):

@@ -54,6 +54,31 @@ def train_steps(model: nn.Module, training: SparseTraining, optimizer: Optimizer
         training.after_step(optimizer)
 
 
+@pytest.mark.parametrize("skipped", [1, 3], ids=["in the middle", "in the last step"])
+@pytest.mark.parametrize("score", ["magnitude", "movement"])
+def test_the_schedule_goes_on_over_a_step_that_is_not_taken(score, skipped):
+    model = net()
+    config = SparsitySchedule(amount=0.5, score=score, end=4)
+    training, optimizer = prepare_sparse(model, config, select=everything), adamw(model)
+    train_steps(model, training, optimizer, range(skipped))
+    training.skip_step(optimizer)
+    assert training.step == skipped + 1
+    expected = pytest.approx(config.compute_share(skipped + 1), abs=0.01)
+    assert list(compute_zero_shares(model, everything).values()) == [expected] * 2
+    train_steps(model, training, optimizer, range(skipped + 1, 4))
+    assert list(compute_zero_shares(convert_sparse(training), everything).values()) == [0.5] * 2
+
+
+def test_a_skipped_step_changes_no_masks_that_are_held_or_rewired():
+    for config, held in ((RIGL, False), (HALF, True)):
+        model = net()
+        masks = {f"{name}.weight": layer.weight > 0 for name, layer in model.named_children() if name != "1"}
+        training = prepare_sparse(model, config, select=everything, masks=masks if held else None)
+        before = {name: mask.clone() for name, mask in training.masks.items()}
+        training.skip_step(adamw(model))
+        assert all(torch.equal(mask, before[name]) for name, mask in training.masks.items())
+
+
 def removed_of(training: SparseTraining) -> dict[str, Tensor]:
     return {name: weight.detach()[~training.masks[name]] for name, weight in training.weights.items()}
 

@@ -6,6 +6,7 @@ import torch
 
 from distill.data.batches.batches import TrainBatches, token_order
 from distill.data.batches.encode import Encoded
+from distill.data.batches.sampling import EveryRow
 from distill.errors import InputError
 from distill.train.config import TrainConfig
 
@@ -83,6 +84,20 @@ def test_an_interrupted_epoch_goes_on_with_the_next_batch():
 
 def test_rows_alone_have_no_weights():
     assert "shares" not in next(iter(TrainBatches(encoded(LENGTHS), 8, 0, seed=1)))
+
+
+@pytest.mark.parametrize("tokens", [100, 2000])
+def test_a_sampler_makes_batches_of_rows_that_hold_every_row_in_every_epoch(tokens):
+    begun: list[int] = []
+    batches = TrainBatches(
+        encoded(LENGTHS), 16, 0, batch_tokens=tokens, seed=1, threads=0, sampler=EveryRow(500, begun.append)
+    )
+    assert len(batches) == 32
+    for epoch in range(3):
+        trained = list(batches)
+        assert sum(len(batch["labels"]) for batch in trained) == 500
+        assert not any("shares" in batch for batch in trained), "every batch has the same weight"
+        assert begun == list(range(epoch + 1))
 
 
 def test_a_scaled_rate_is_rejected_with_batches_of_tokens():

@@ -10,7 +10,7 @@ from torch import nn
 
 from distill.errors import InputError
 from distill.losses.config import LossConfig
-from distill.train.averaging import WeightAverage
+from distill.train.averaging import AVERAGE, WeightAverage
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer
@@ -42,11 +42,49 @@ def test_the_average_is_that_of_all_steps_with_more_weight_on_the_last():
     assert unused.item() == 5.0
 
 
+def follow_weights(dtype: torch.dtype, steps: int = 3000) -> tuple[nn.Parameter, WeightAverage]:
+    """Returns weights of a dtype after a drift from 1 to 4, and their average."""
+    weight = nn.Parameter(torch.ones(64, dtype=dtype))
+    average = WeightAverage(torch.optim.SGD([weight], lr=0.0), 0.999)
+    for step in range(steps):
+        with torch.no_grad():
+            weight.copy_(torch.linspace(1, 1.5, 64) + 2.5 * step / steps)
+        weight.grad = torch.zeros_like(weight)
+        average.optimizer.step()
+    return weight, average
+
+
+def test_the_average_follows_weights_in_bfloat16_as_those_in_float32():
+    """In bfloat16 it froze: a step of 1 - 0.999 of the distance is less than the last bit of the average."""
+    (exact, expected), (weight, average) = follow_weights(torch.float32), follow_weights(torch.bfloat16)
+    found = average.optimizer.state[weight][AVERAGE]
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected.optimizer.state[exact][AVERAGE], atol=1e-3, rtol=0)
+    average.eval()
+    assert torch.equal(weight.detach(), found.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_and_average_are_the_same_bits_after_a_validation(dtype):
+    weight, average = follow_weights(dtype, steps=20)
+    trained = weight.detach().clone()
+    kept = average.optimizer.state[weight][AVERAGE].clone()
+    for _ in range(2):
+        average.eval()
+        assert not torch.equal(weight.detach(), trained)
+        average.train()
+        assert torch.equal(weight.detach(), trained)
+        assert torch.equal(average.optimizer.state[weight][AVERAGE], kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor", "muon"])
-def test_a_resumed_run_has_the_averages_of_an_undisturbed_one(name, tmp_path):
+def test_a_resumed_run_has_the_averages_of_an_undisturbed_one(name, dtype, tmp_path):
     def build() -> Job:
         torch.manual_seed(0)
-        return Job(name, ema_decay=0.9)
+        job = Job(name, ema_decay=0.9, learning_rate=1e-2)
+        job.student.to(dtype)
+        return job
 
     whole = build()
     for number in range(6):
@@ -56,7 +94,9 @@ def test_a_resumed_run_has_the_averages_of_an_undisturbed_one(name, tmp_path):
     for number in range(3):
         first.step(number)
     first.optimizer.eval()  # as in a validation
+    averages = [weight.detach().clone() for weight in first.student.parameters()]
     save_training(tmp_path / "checkpoint", first.student, [first.optimizer], {})
+    assert all(torch.equal(*pair) for pair in zip(averages, first.student.parameters(), strict=True))
     resumed = build()
     load_training(tmp_path / "checkpoint", resumed.student, [resumed.optimizer])
     resumed.optimizer.train()
@@ -65,6 +105,8 @@ def test_a_resumed_run_has_the_averages_of_an_undisturbed_one(name, tmp_path):
     resumed.optimizer.eval()
     for one, other in zip(whole.student.parameters(), resumed.student.parameters(), strict=True):
         assert torch.equal(one, other)
+        states = whole.optimizer.state[one], resumed.optimizer.state[other]
+        assert torch.equal(states[0][AVERAGE], states[1][AVERAGE])
 
 
 def test_the_validated_and_the_trained_model_have_the_averages(data):  # noqa: F811

@@ -127,6 +127,15 @@ def test_the_fused_label_loss_gives_the_loss_and_gradients_of_the_loss_on_logits
     check_gradients(found, expected, half)
 
 
+def test_gradients_of_weighted_rows_are_not_fused():
+    module = DistillationModule(build("llama"), loss=LossConfig(kl=0, ce=1), train=TrainConfig(dropout=0))
+    batch = rows_of("llama").collate(range(2), 0)
+    loss, plain = loss_and_gradients(module, batch)
+    weighed_loss, weighed = loss_and_gradients(module, batch | {"row_weights": torch.tensor([2.0, 2.0])})
+    torch.testing.assert_close(weighed_loss, loss)
+    check_gradients(weighed, {name: 2 * value for name, value in plain.items()}, half=False)
+
+
 def test_a_batch_without_labels_gives_no_loss_and_no_gradients():
     module = DistillationModule(build("llama"), loss=LossConfig(kl=0, ce=1), train=TrainConfig(dropout=0))
     batch = rows_of("llama").collate(range(2), 0)

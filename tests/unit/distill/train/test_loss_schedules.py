@@ -83,6 +83,25 @@ def test_training_follows_its_ramp_in_equal_steps(data, tmp_path):  # noqa: F811
     assert max(steps) == pytest.approx(min(steps), abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, True),
+        ({"hidden": 1}, True),
+        ({"hidden": 1, "ramps": {"kl": (0.5, 1)}}, True),
+        ({"ce": 1, "ramps": {"kl": (0, 1), "relations": (1, 0)}}, True),
+        ({"kl": 0, "hidden": 1}, False),
+        ({"kl": 0, "relations": 1}, False),
+        ({"kl": 0, "embedding": 1}, True),
+        ({"kl": 0, "similarity": 1, "ramps": {"embedding": (1, 0)}}, False),
+        ({"hidden": 1, "ramps": {"kl": (0, 1)}}, False),
+        ({"ramps": {"hidden": (0, 1)}}, False),
+    ],
+)
+def test_parameters_may_have_no_gradient_without_a_term_on_outputs_or_with_a_weight_of_0(settings, expected):
+    assert LossConfig(**settings).trains_every_parameter is expected
+
+
 def test_balanced_gradients_have_the_shares_of_the_weights():
     x = torch.ones(3, requires_grad=True)
     terms = {"kl": (x * torch.tensor([100.0, 0, 0])).sum(), "ce": (x * torch.tensor([0, 0.01, 0])).sum()}

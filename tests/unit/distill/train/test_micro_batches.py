@@ -10,11 +10,12 @@ from distill.data.batches.split import split_batch
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.student.build import build_student
+from distill.tasks.logit_rows import SpanRows
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.steps.micro_batches import MicroBatches, is_out_of_memory
-from support.tiny_models import build_model
+from support.tiny_models import build_model, draw_weights
 from unit.distill.train.test_fused_term import LOSS, build, cached, rows_of
 from unit.distill.train.test_module import BERT_SIZES
 
@@ -73,6 +74,42 @@ def test_parts_of_a_classifiers_batch_have_its_gradients(loss, in_batch, batch):
         build_student(teacher, "layers=2"), loss=loss, train=TRAIN, signals=signals, teacher_sizes=BERT_SIZES
     )
     check_parts(module, batch | ({"signals": signals(batch)} if in_batch and loss.needs_teacher else {}))
+
+
+@pytest.mark.parametrize("in_batch", [False, True], ids=["read in the step", "in the batch"])
+def test_parts_of_a_batch_of_questions_have_its_gradients(in_batch, batch):
+    """A row has one label, but cached logits for each position that an answer may have."""
+    mask = batch["attention_mask"].bool()
+    positions = mask & (torch.arange(mask.shape[1]) != 1)
+    ends = (positions * torch.arange(mask.shape[1])).argmax(1)
+    questions = batch | {"positions": positions, "labels": torch.zeros(len(mask), dtype=torch.long), "ends": ends}
+    teacher, student = (
+        build_model("bert", "ForQuestionAnswering", num_labels=2, num_hidden_layers=layers) for layers in (3, 2)
+    )
+    draw_weights(teacher)
+    signals = OnlineTeacher(teacher)
+    module = DistillationModule(
+        student, loss=LossConfig(kl=1, ce=1), train=TRAIN, signals=signals, output_rows=SpanRows()
+    )
+    cached = {"logits": signals(questions)["logits"][positions]}
+    check_parts(module, questions | ({"signals": cached} if in_batch else {}))
+
+
+def test_signals_of_positions_and_of_rows_are_divided_in_the_same_batch(batch):
+    rows, count = len(batch["attention_mask"]), int(batch["attention_mask"].sum())
+    signals = {
+        "logits": torch.randn(count, 2),
+        "tail": torch.rand(count),
+        "embedding": torch.randn(rows, 4),
+        "hidden": {1: torch.randn(*batch["attention_mask"].shape, 4)},
+    }
+    parts = [part["signals"] for part in split_batch(batch | {"signals": signals}, 3)]
+    assert [len(part["logits"]) for part in parts] == [
+        int(each["attention_mask"].sum()) for each in split_batch(batch, 3)
+    ]
+    for name in ("logits", "tail", "embedding"):
+        assert torch.equal(torch.cat([part[name] for part in parts]), signals[name])
+    assert torch.equal(torch.cat([part["hidden"][1] for part in parts]), signals["hidden"][1])
 
 
 def test_shares_of_a_batch_are_divided(batch):

@@ -11,17 +11,22 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.batches.data_module import TextDataModule
+from distill.data.batches.encode import Batch
 from distill.losses.compose import weighted_sum
 from distill.losses.config import LossConfig
 from distill.slicing import Shape, prune
 from distill.tasks.text_classification import TextClassification
 from distill.teacher.online import OnlineTeacher
+from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.nested import NestedModule, measure_work
 from pipelines.runs.console import Console
-from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.manifest import LOGS, SCRATCH
+from pipelines.runs.memory.plan import FILE as PLAN_FILE
+from pipelines.runs.memory.step_cost import measure_in_training
 from pipelines.runs.trainer import fit_module
 from pipelines.runs.training_job import TrainingJob
+from pipelines.runs.training_logs import RANGE_TEST
 from support.interrupted_training import BASE as LONGER
 from support.interrupted_training import LABELS, MACHINE, SPLITS, Killed, killed_at
 from support.pruning_axes import tiny_model_with_axes
@@ -41,14 +46,16 @@ def build_module(**settings: object) -> NestedModule:
     return NestedModule(student, axes=axes, **(options | settings))
 
 
-def fit(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
+def fit(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, train: TrainConfig = BASE, memory: str = ""
+) -> dict[str, torch.Tensor]:
     """Trains a nested family and returns its weights."""
     lightning.seed_everything(7, verbose=False)
-    module = build_module(metric=TextClassification(LABELS).scorer())
-    data = TextDataModule(SPLITS, tokenizer, batch_size=BASE.batch_size, max_length=32, seed=7)
+    module = build_module(metric=TextClassification(LABELS).scorer(), train=train)
+    data = TextDataModule(SPLITS, tokenizer, batch_size=train.rows, max_length=32, seed=7)
     job = TrainingJob(
-        label="test", train=BASE, machine=MACHINE, precision="32", seed=7, console=Console(quiet=True),
-        wandb_folder=folder,
+        label="test", train=train, machine=replace(MACHINE, memory=memory), precision="32", seed=7,
+        console=Console(quiet=True), wandb_folder=folder,
     )  # fmt: skip
     (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
     fit_module(module, data, folder, job)
@@ -117,3 +124,32 @@ def test_training_is_repeated_to_the_bit_and_resumes_to_the_bit(tokenizer, tmp_p
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     plain = tiny_model_with_axes("bert")[0].state_dict()
     assert any(not torch.equal(found[f"student.{name}"], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize(
+    ("settings", "memory", "file"),
+    [
+        ({}, "100GB", PLAN_FILE),
+        ({"batch_size": "auto"}, "", PLAN_FILE),
+        ({"checkpointing": "auto"}, "", PLAN_FILE),
+        ({"schedule": "find", "learning_rate": None}, "", RANGE_TEST),
+    ],
+)
+def test_a_family_is_measured_before_its_training(settings, memory, file, tokenizer, tmp_path):
+    found = fit(tmp_path, tokenizer, replace(BASE, **settings), memory)
+    assert (tmp_path / LOGS / file).exists()
+    assert all(weight.isfinite().all() for weight in found.values())
+
+
+def test_measured_steps_train_the_largest_slice(token_batch, monkeypatch):
+    """A training step then takes no more memory than was measured, whichever slice's turn it is."""
+    module, numbers = build_module(shapes=tuple(reversed(SHAPES))), []
+    compute = module.compute_slice_loss
+
+    def record(number: int, batch: Batch) -> Tensor:
+        numbers.append(number)
+        return compute(number, batch)
+
+    monkeypatch.setattr(module, "compute_slice_loss", record)
+    measure_in_training(module, {**token_batch, "labels": torch.arange(6) % 5}, "none")
+    assert numbers == [1, 1]

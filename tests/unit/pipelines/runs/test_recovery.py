@@ -16,6 +16,7 @@ from distill.losses.config import LossConfig
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from distill.train.spikes import SpikeDetector
+from distill.train.steps.progressive import LayerByLayer
 from pipelines.runs.manifest import LOGS
 from pipelines.runs.training_logs import SPIKES
 from pipelines.stages.deliver.training_events import read_training_events
@@ -105,12 +106,22 @@ def test_a_run_killed_after_its_recovery_ends_with_the_same_bits(poison, tiny_mo
         assert all(torch.equal(weights[name], value) for name, value in expected.items())
 
 
-def test_masks_that_depend_on_gradients_leave_out_the_skipped_step(poison, tiny_model, tokenizer, tmp_path):
+def test_masks_that_depend_on_gradients_leave_out_those_of_the_skipped_step(poison, tiny_model, tokenizer, tmp_path):
     poison({POISONED})
     sparsity = SparsityConfig("unstructured", 0.5, score="movement", begin=0.0, end=0.8)
     train_once(tiny_model, tokenizer, tmp_path, RECOVERING, LossConfig(kl=1), [callback := SparsityCallback(sparsity)])
-    assert (spikes_in(tmp_path)[0]["batch"], callback.training.step) == (POISONED, 20)
+    assert (spikes_in(tmp_path)[0]["batch"], callback.training.step) == (POISONED, 21)
     assert all(scores.isfinite().all() for scores in callback.training.scores.values())
+
+
+@pytest.mark.parametrize("spike", [20, pytest.param(POISONED, marks=pytest.mark.slow)], ids=["last zeros", "before"])
+def test_a_skipped_step_counts_in_the_schedule_of_the_zeros(spike, poison, tiny_model, tokenizer, tmp_path):
+    poison({spike})
+    callback = SparsityCallback(SparsityConfig("unstructured", 0.5, end=1.0))
+    train_once(tiny_model, tokenizer, tmp_path, RECOVERING, LossConfig(kl=1), [callback])
+    assert (spikes_in(tmp_path)[0]["batch"], callback.training.step) == (spike, 21)
+    shares = [float((weight == 0).float().mean()) for weight in callback.training.weights.values()]
+    assert shares == pytest.approx([0.5] * len(shares), abs=0.01)
 
 
 def test_more_spikes_than_recoveries_end_the_training(poison, tiny_model, tokenizer, tmp_path):
@@ -138,3 +149,29 @@ def test_a_spike_is_a_loss_far_above_the_median():
 def test_impossible_settings_are_rejected(name, value):
     with pytest.raises(InputError, match=f"train.{name}: expected"):
         TrainConfig(**{name: value})
+
+
+class RecordOptimizedParameters(Callback):
+    """Records how many parameters the optimizer of each fit has."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module) -> None:
+        self.counts.append(sum(len(group["params"]) for group in trainer.optimizers[0].param_groups))
+
+
+def test_a_spike_in_a_layers_turn_leaves_all_layers_to_the_training_after_it(poison, tiny_model, tokenizer, tmp_path):
+    """Before, the optimizer had only the layer whose turn it was, and the other layers were never trained again."""
+    poison({3})
+    loss, record = LossConfig(kl=0, hidden=1), RecordOptimizedParameters()
+    callbacks = [LayerByLayer(0.8), record]  # two layers, in 8 steps each
+    weights = train_once(tiny_model, tokenizer, tmp_path / "spike", RECOVERING, loss, callbacks)
+    assert spikes_in(tmp_path / "spike")[0]["batch"] == 3
+    assert len(record.counts) == 2
+    assert record.counts[0] == record.counts[1]
+    still = train_once(tiny_model, tokenizer, tmp_path / "still", replace(RECOVERING, learning_rate=1e-30), loss)
+    for layer in (0, 1):
+        names = [name for name in weights if f"encoder.layer.{layer}." in name and name.endswith("weight")]
+        assert names
+        assert not any(torch.equal(weights[name], still[name]) for name in names)

@@ -13,7 +13,8 @@ from pipelines.runs import console as consoles
 from pipelines.runs import trainer as trainers
 from pipelines.runs.callbacks.early_stop import EarlyStop
 from pipelines.runs.callbacks.fit_progress import FitProgress
-from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.manifest import OPTIMIZER_BITS, SCRATCH
+from pipelines.stages.deliver.report import read_curves
 from support import interrupted_training
 from support.interrupted_training import BASE, SPLITS, Killed, examples, killed_at, train_once
 
@@ -113,12 +114,53 @@ def test_early_stopping_ends_after_its_patience_with_the_best_weights(ema_decay,
     assert equal(found, scripted.trained[1]) == (not ema_decay), "with averages, the averages are kept"
 
 
+@pytest.fixture
+def reported(monkeypatch) -> list[dict[str, float]]:
+    """The metrics that the trainings of the test returned."""
+    metrics, real = [], trainers.fit_module
+    monkeypatch.setattr(trainers, "fit_module", lambda *args, **more: metrics.append(real(*args, **more)))
+    return metrics
+
+
+def test_the_metrics_are_those_of_the_best_weights(reported, tiny_model, tokenizer, tmp_path):
+    scripted = ScriptedScores((0.5, 0.7, 0.6, 0.65, 0.9))
+    train_once(tiny_model, tokenizer, tmp_path, replace(BASE, patience=2, epochs=5), LossConfig(kl=1), [scripted])
+    assert reported[0]["val/score"] == pytest.approx(0.7)
+    logged = [row["val/loss"] for row in read_curves(tmp_path / "logs") if "val/loss" in row]
+    assert reported[0]["val/loss"] == pytest.approx(logged[1]) != pytest.approx(logged[3])
+
+
+def test_without_patience_the_metrics_are_those_of_the_last_validation(reported, tiny_model, tokenizer, tmp_path):
+    scripted = ScriptedScores((0.5, 0.7, 0.6))
+    train_once(tiny_model, tokenizer, tmp_path, BASE, LossConfig(kl=1), [scripted])
+    assert reported[0]["val/score"] == pytest.approx(0.6)
+
+
+def test_the_metrics_include_the_bits_of_reduced_optimizer_states(
+    reported, tiny_model, tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(trainers, "fit_into_memory", lambda *args: {OPTIMIZER_BITS: 8.0})
+    train_once(tiny_model, tokenizer, tmp_path, replace(BASE, epochs=1), LossConfig(kl=1))
+    assert reported[0][OPTIMIZER_BITS] == 8
+    assert "val/score" in reported[0]
+
+
+def test_a_run_resumed_after_its_best_epoch_returns_the_metrics_of_that_epoch(
+    reported, tiny_model, tokenizer, tmp_path, monkeypatch
+):
+    config, scores = replace(BASE, patience=2, epochs=5), (0.5, 0.7, 0.6, 0.65, 0.9)
+    with monkeypatch.context() as patch:
+        killed_at(17, patch)  # in the third epoch
+        with pytest.raises(Killed):
+            train_once(tiny_model, tokenizer, tmp_path, config, LossConfig(kl=1), [ScriptedScores(scores)])
+    train_once(tiny_model, tokenizer, tmp_path, config, LossConfig(kl=1), [ScriptedScores(scores[2:])])
+    assert reported[0]["val/score"] == pytest.approx(0.7)
+
+
 @pytest.mark.slow
-def test_a_run_killed_after_its_early_stop_does_not_train_on(tiny_model, tokenizer, tmp_path, monkeypatch):
+def test_a_run_killed_after_its_early_stop_does_not_train_on(reported, tiny_model, tokenizer, tmp_path, monkeypatch):
     config = replace(BASE, patience=1, epochs=6, learning_rate=1e-9)  # no epoch is better than the first
-    results, batches = [], []
-    real, counted = trainers.fit_module, FitProgress.on_train_batch_end
-    monkeypatch.setattr(trainers, "fit_module", lambda *args, **more: results.append(real(*args, **more)))
+    batches, counted = [], FitProgress.on_train_batch_end
     expected = train_once(tiny_model, tokenizer, tmp_path / "undisturbed", config, LossConfig(kl=1))
 
     def killed(self, module) -> None:
@@ -131,14 +173,12 @@ def test_a_run_killed_after_its_early_stop_does_not_train_on(tiny_model, tokeniz
     monkeypatch.setattr(FitProgress, "on_train_batch_end", lambda *args: (batches.append(1), counted(*args)))
     weights = train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
     assert not batches
-    assert results[1] == results[0] != {}
+    assert reported[1] == reported[0] != {}
     assert all(torch.equal(weights[name], value) for name, value in expected.items())
 
 
 @pytest.mark.slow
 def test_curves_of_a_resumed_run_hold_each_step_once(tiny_model, tokenizer, tmp_path, monkeypatch):
-    from pipelines.stages.deliver.report import read_curves
-
     config = replace(BASE, checkpoint_every=3)
     train_once(tiny_model, tokenizer, tmp_path / "whole", config, LossConfig(kl=1))
     with monkeypatch.context() as patch:

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from compress.measure import precision_modes
+from compress.prune.budget import Budget
+from compress.prune.config import PruneConfig
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from distill.parallel.layout import Layout, parse_layout
@@ -25,6 +27,9 @@ LAYOUTS = {
 }  # fmt: skip
 ONE_PROCESS = ("fp8", "bf16-stochastic", "int8-mixed")
 MIXED = ("32", "bf16-mixed")
+
+
+GRADUAL = {"budget": Budget(speedup="4"), "prune": PruneConfig(schedule="gradual")}
 
 
 def check(name: str, layout: Layout, tuned: Layout | None = None, **machine: str) -> None:
@@ -96,6 +101,12 @@ def test_auto_measures_only_precisions_that_train_in_the_layout(monkeypatch):
     assert list_modes(Layout()) == ["32", "bf16-mixed", "fp8", "16-mixed"]
     assert list_modes(Layout(dp=2)) == ["32", "bf16-mixed", "16-mixed"]
     assert list_modes(Layout(pp=2)) == ["32", "bf16-mixed"]
+
+
+def test_auto_measures_only_precisions_in_which_units_are_masked_gradually(monkeypatch):
+    monkeypatch.setattr(precision, "list_candidate_modes", lambda device: tuple(precision_modes.MODES))
+    settings = DistillConfig("unread", TeacherConfig("unread"), data=DataConfig("unread"), **GRADUAL)
+    assert precision.list_accepted_modes(plan_of(fill_defaults(settings))) == list(MIXED)
 
 
 @pytest.mark.parametrize("setting", ["train", "teacher_train"])

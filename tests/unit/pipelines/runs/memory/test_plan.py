@@ -6,21 +6,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from distill.data.batches.data_module import TextDataModule
 from distill.data.splits.examples import Examples, Splits
 from distill.errors import InputError
 from distill.losses.config import LossConfig
+from distill.student.build import build_student
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
+from pipelines.runs.manifest import OPTIMIZER_BITS
 from pipelines.runs.memory.budget import resolve_memory_budget
-from pipelines.runs.memory.plan import FILE, MemoryPlanner, choose_plan, fit_into_memory
+from pipelines.runs.memory.plan import FILE, MemoryPlan, MemoryPlanner, choose_plan, fit_into_memory
 from pipelines.runs.memory.step_cost import PassCost, measure_in_training
 from pipelines.runs.processes import World
 from pipelines.runs.training_job import TrainingJob
 from pipelines.settings.commands.distill import MachineConfig
+from support.tiny_models import build_model
 
 TRAIN = TrainConfig(batch_size=64, dropout=0.1)
 CPU = torch.device("cpu")
@@ -35,6 +38,11 @@ def data(tokenizer) -> TextDataModule:
     few = Examples(texts[:2], None, [0, 1])
     splits = Splits(("even", "odd"), rows, few, few, Examples([], None), {})
     return TextDataModule(splits, tokenizer, batch_size=64, max_length=128)
+
+
+@pytest.fixture(scope="module")
+def student_without_layers(tokenizer) -> PreTrainedModel:
+    return build_student(build_model("bert"), "static,embeddings=8", tokenizer=tokenizer)
 
 
 def build_module(train: TrainConfig = TRAIN) -> DistillationModule:
@@ -111,6 +119,18 @@ def test_only_the_parts_change_where_the_settings_name_a_mode(data):
     assert plan_with(build_module(), data, PLENTY, adapts=False).list_modes() == ["none"]
 
 
+def test_the_batch_alone_is_split_in_a_student_without_layers(student_without_layers, data, tmp_path):
+    module = DistillationModule(student_without_layers, loss=LossConfig(kl=0, ce=1), train=TRAIN)
+    module.scratch = tmp_path
+    plans = plan_with(module, data, 0).list_plans()
+    assert {plan.checkpointing for plan in plans} == {"none"}
+    assert {plan.parts for plan in plans} == {64}
+    automatic = DistillationModule(student_without_layers, loss=module.loss, train=replace(TRAIN, checkpointing="auto"))
+    fit_into_memory(automatic, data, tmp_path, build_job())
+    assert automatic.train_config.checkpointing == "none"
+    data.parts = 1
+
+
 def test_batches_whose_rows_are_compared_stay_whole(data):
     module = build_module()
     module.loss = LossConfig(kl=0, ce=1, balance_every=5)
@@ -141,10 +161,32 @@ def test_the_stored_plan_of_a_stage_is_applied_again(data, tmp_path):
     module = build_module(replace(TRAIN, checkpointing="auto"))
     stored = '{"checkpointing": "full", "parts": 4, "optimizer": "adamw", "peak": 1, "seconds": 1.0}'
     (tmp_path / FILE).write_text(stored)
-    fit_into_memory(module, data, tmp_path, build_job())
+    assert fit_into_memory(module, data, tmp_path, build_job()) == {}
     assert (module.train_config.checkpointing, module.micro_batches.parts, data.parts) == ("full", 4, 4)
     assert (tmp_path / FILE).read_text() == stored
     data.parts = 1
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_plan_that_reduces_the_optimizer_states_is_in_the_metrics_and_said_on_resuming(
+    bits, data, tmp_path, monkeypatch, capsys
+):
+    plan = MemoryPlan("none", 1, f"adamw-{bits}bit", peak=1, seconds=1.0)
+    monkeypatch.setattr(MemoryPlanner, "list_plans", lambda self: [plan])
+    remark = f"test: goes on with adamw-{bits}bit, which a memory limit made it start with"
+    for memory, is_resumed in (("100GB", False), ("", True)):
+        module, job = build_module(), replace(build_job(memory), console=Console())
+        assert fit_into_memory(module, data, tmp_path, job) == {OPTIMIZER_BITS: bits}
+        assert module.train_config.optimizer == f"adamw-{bits}bit"
+        assert (remark in capsys.readouterr().out) == is_resumed
+
+
+def test_a_requested_low_bit_optimizer_is_no_replacement(data, tmp_path, capsys):
+    stored = {"checkpointing": "none", "parts": 1, "optimizer": "adamw-8bit", "peak": 1, "seconds": 1.0}
+    (tmp_path / FILE).write_text(json.dumps(stored))
+    module, job = build_module(replace(TRAIN, optimizer="adamw-8bit")), replace(build_job(), console=Console())
+    assert fit_into_memory(module, data, tmp_path, job) == {}
+    assert capsys.readouterr().out == ""
 
 
 def test_an_offloaded_plan_takes_less_than_the_plain_one_and_is_applied(data, tmp_path):

@@ -8,9 +8,19 @@ import pytest
 from compress.export.common.targets import ExportTarget
 from compress.measure import latency
 from compress.prune.budget import Budget
+from distill.data.splits.examples import Examples
+from distill.tasks.language import CausalLM
 from pipelines.runs.console import Console
-from pipelines.stages.prune.budget_timing import LEAST_ROUNDS, MOST_SECONDS, TimedModel, limit_rounds, time_together
+from pipelines.stages.prune.budget_timing import (
+    LEAST_ROUNDS,
+    MOST_SECONDS,
+    TimedModel,
+    draw_texts,
+    limit_rounds,
+    time_together,
+)
 from support.clock import Clock
+from support.tiny_models import make_rows
 
 TEXTS = [{"input_ids": np.ones((1, 5), np.int64)}] * 8
 
@@ -39,3 +49,11 @@ def test_rounds_without_measurable_time_are_not_limited():
     assert limit_rounds(60, 0.0) == 60
     seconds = (MOST_SECONDS / 60, MOST_SECONDS / 30, MOST_SECONDS)
     assert [limit_rounds(60, each) for each in seconds] == [60, 30, LEAST_ROUNDS]
+
+
+def test_blocks_of_short_documents_are_repeated_until_they_fill_a_call(tokenizer):
+    documents = Examples([text for text, _ in make_rows(12, 1)], None)
+    texts = draw_texts(documents, Budget(speedup="2", batch=8), 64, 0, CausalLM(()))
+    assert len(texts.task.encode(tokenizer, texts.examples, 64)) < 8
+    ((length, calls),) = texts.inputs(tokenizer).items()
+    assert (length, [len(call["input_ids"]) for call in calls]) == (0, [8])

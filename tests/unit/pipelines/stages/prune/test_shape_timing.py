@@ -20,7 +20,8 @@ from distill.slicing import find_axes
 from pipelines.runs.console import Console
 from pipelines.settings.plan import SpeedTarget
 from pipelines.stages.prune import shape_timing
-from pipelines.stages.prune.shape_timing import AIM, MeasuredChoice, ShapeTimer
+from pipelines.stages.prune.shape import ShapeSearch
+from pipelines.stages.prune.shape_timing import AIM, MeasuredChoice, ShapeTimer, TooLargeError
 from support.tiny_models import build_model
 
 # 1 + 0.01 per coordinate; per layer 0.1 + 0.2 per head + 0.01 per neuron; a small part also depends on the width
@@ -222,3 +223,49 @@ def test_files_that_no_shape_with_these_layers_makes_small_enough_are_rejected(s
     timer = SimulatedTimer(SpeedTarget("2x", 2.0, 0.0, 9000), teacher_ms, {0: [1.0]})
     with pytest.raises(InputError, match=r"budget.max_bytes: expected at most 0\.009 MB, found .* for the best shape"):
         timer.correct_latency(first)
+
+
+class WideTimer(SimulatedTimer):
+    """A timer of a search in which files of widths from 16 have more bytes than predicted."""
+
+    MORE = 6000
+
+    def build_candidate(self, candidate: Candidate) -> Any:
+        more = self.MORE if candidate.sizes.hidden >= 16 else 0
+        return SimpleNamespace(bytes=super().build_candidate(candidate).bytes + more)
+
+
+class SimulatedSearch(ShapeSearch):
+    """A search with a simulated timer, in which the widest candidate learns best."""
+
+    def __init__(self, timer: SimulatedTimer, milliseconds: float):
+        self.timer, self.target, self.console, self.milliseconds = timer, timer.target, timer.console, milliseconds
+        self.widths: list[int] = []
+
+    def run_trials(self, candidates: Sequence[Candidate]) -> tuple[int, list[list[float]]]:
+        widest = max(range(len(candidates)), key=lambda number: candidates[number].sizes.hidden)
+        self.widths.append(candidates[widest].sizes.hidden)
+        return widest, [[] for _ in candidates]
+
+
+def test_a_shape_whose_files_are_too_large_is_followed_by_others(space, teacher_ms, capsys):
+    target = SpeedTarget("2x", 2.0, 0.0, 12_000)
+    search = SimulatedSearch(WideTimer(target, teacher_ms, {0: [1.0]}), teacher_ms / 2)
+    choice, trials = search.find_shape()
+    assert (search.widths[0], choice.candidate.sizes.hidden) == (16, 8)
+    assert choice.measurements[-1]["bytes"] <= 12_000
+    assert not choice.is_exhausted
+    assert len(trials) > len(search.widths), "of all searches"
+    assert "for the best shape, width 16, layers 0:2x64, 3:2x64, at 2.4x; " in (printed := capsys.readouterr().out)
+    assert "make it smaller; trying others" in printed
+
+
+def test_files_that_are_too_large_are_reported_once_no_candidate_is_left(space, teacher_ms):
+    target = SpeedTarget("2x", 2.0, 0.0, 12_000)
+    timer = SimulatedTimer(target, teacher_ms, {0: [1.0]}, byte_factor=4)
+    search = SimulatedSearch(timer, teacher_ms / 2)
+    with pytest.raises(
+        TooLargeError, match=r"budget.max_bytes: expected at most 0\.012 MB, found .* for the best shape"
+    ):
+        search.find_shape()
+    assert timer.space.size.maximum < 12_000

@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from compress.prune.budget import Budget
+from compress.quantize.config import QuantizeConfig
+from compress.sparsity.config import SparsityConfig
 from distill.data.batches.data_module import TextDataModule
 from distill.data.config import DataConfig
 from distill.data.splits.examples import Examples, Splits
@@ -16,6 +20,7 @@ from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.optimizer import set_optimizer_mode
 from pipelines.runs.console import Console
+from pipelines.runs.manifest import JsonObject
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig, TeacherConfig
 from pipelines.settings.plan import SpeedTarget
 from pipelines.stages.prune.search_device import choose_search_device
@@ -24,6 +29,7 @@ from pipelines.stages.prune.trials import Trial, eliminate_trials, find_trial_lo
 from support.tiny_models import LABELS, build_model, make_rows
 
 RATE = 0.01
+TARGET = SpeedTarget("2x", 2.0, 0.0)
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", "mps"])
@@ -144,15 +150,57 @@ def test_a_trial_in_bf16_mixed_rounds_its_products_and_learns_nearly_the_same(te
     assert float(learned) == pytest.approx(float(expected), rel=0.1)
 
 
+def describe(target: SpeedTarget = TARGET, precision: str = "32", **settings: Any) -> JsonObject:
+    """Returns what the key of a search contains."""
+    config = DistillConfig("runs/x", TeacherConfig("body"), data=DataConfig("texts"), **settings)
+    return describe_search(config, target, precision)
+
+
 @pytest.mark.parametrize(
     ("precision", "found"), [("32", None), ("bf16-mixed", "bf16-mixed"), ("16-mixed", None), ("fp8", None)]
 )
 def test_the_key_of_a_search_names_the_precision_of_its_trials_unless_they_are_in_float32(precision, found):
-    config = DistillConfig(
-        "runs/x", TeacherConfig("body"), data=DataConfig("texts"), machine=MachineConfig(accelerator="cpu")
-    )
-    settings = describe_search(config, SpeedTarget("2x", 2.0, 0.0), precision)
+    settings = describe(precision=precision, machine=MachineConfig(accelerator="cpu"))
     assert settings.get("precision") == found
+
+
+@pytest.mark.parametrize(
+    "train", [TrainConfig(ema_decay=0.9), TrainConfig(optimizer="lion"), TrainConfig(accumulate=2)]
+)
+def test_the_key_of_a_search_names_training_settings_that_change_its_trials(train):
+    plain, changed = describe(train=TrainConfig()), describe(train=train)
+    assert plain.keys() == changed.keys()
+    assert plain["train"] != changed["train"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "multiple"),
+    [
+        ({}, None),
+        ({"quantize": QuantizeConfig("int8")}, None),
+        ({"quantize": QuantizeConfig("int4")}, 32),
+        ({"quantize": QuantizeConfig("int8-groups"), "export": "onnxruntime"}, 16),
+        ({"sparsity": SparsityConfig("2:4")}, 4),
+        ({"sparsity": SparsityConfig("4x1", 0.5)}, 4),
+        ({"sparsity": SparsityConfig("3x2", 0.5), "quantize": QuantizeConfig("int4")}, 96),
+    ],
+)
+def test_the_key_of_a_search_names_the_multiple_of_its_neurons_unless_there_is_none(settings, multiple):
+    assert describe(**settings).get("ffn_multiple") == multiple
+
+
+@pytest.mark.parametrize(
+    ("target", "frontier", "stored"),
+    [
+        (SpeedTarget("2x", 2.0, 0.0), True, False),
+        (SpeedTarget("2x", 2.0, 0.0, 10_000_000), False, False),
+        (SpeedTarget("2x", 2.0, 0.0, 10_000_000), True, True),
+        (SpeedTarget("2x", 2.0, 0.0, 10_000_000, correction=1.1), False, True),
+    ],
+)
+def test_only_keys_of_searches_whose_files_may_have_been_too_large_say_what_follows(target, frontier, stored):
+    budget = Budget(speedup="2", frontier=frontier)
+    assert ("too_large" in describe(target, budget=budget)) is stored
 
 
 AVERAGING = {"schedule-free": replace(TRAIN, optimizer="schedule-free"), "ema": replace(TRAIN, ema_decay=0.9)}
