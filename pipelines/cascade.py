@@ -10,7 +10,7 @@ from pipelines.settings.commands.cascade import CascadeConfig, check_cascade_pla
 
 EXAMPLES = """\
   python -m pipelines.cascade --models runs/static/student,runs/demo/student --data examples/data/banking77 \\
-      --data.validation_fraction 0.05 --score 0.99 --output runs/cascade
+      --data.validation_fraction 0.05 --min-score-share 0.99 --output runs/cascade
   python -m pipelines.cascade --models runs/family/student-15x,runs/family/student-4x --dynamic true \\
       --teacher TEACHER --data DATA --latency-ms 0.5 --output runs/cascade"""
 

@@ -11,7 +11,7 @@ from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 EXAMPLES = """\
   python -m pipelines.prune --model runs/demo/teacher/*/model --data examples/data/banking77 --speedup 4 \\
       --output runs/quick
-  python -m pipelines.prune --model runs/bert --data my_texts/ --latency-ms 2 --max-bytes 10MB --min-score 0.98 \\
+  python -m pipelines.prune --model runs/bert --data my_texts/ --latency-ms 2 --max-bytes 10MB --min-score-share 0.98 \\
       --output runs/phone
   python -m pipelines.prune --model runs/bert --data my_texts/ --speedup 2,4,8,15 --output runs/family
   python -m pipelines.prune --model runs/demo/student --teacher runs/bert --data my_texts/ --speedup 8 --uniform true \\

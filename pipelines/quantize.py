@@ -12,10 +12,10 @@ EXAMPLES = """\
   python -m pipelines.quantize --model runs/demo/student --data examples/data/banking77 --output runs/int8
   python -m pipelines.quantize --model runs/demo/student --teacher runs/bert --data my_texts/ --scheme int8-static \\
       --quantize.ranges mse --export onnx,onnxruntime,openvino --output runs/int8
-  python -m pipelines.quantize --model M --data D --method ptq --scheme auto --min_score 0.995 --output runs/mixed
-  python -m pipelines.quantize --model M --data D --scheme int4-weights --quantize.weights gptq --output runs/int4"""
+  python -m pipelines.quantize --model M --data D --method ptq --scheme auto --min_score_share 0.995 --output runs/mixed
+  python -m pipelines.quantize --model M --data D --scheme int4-weights --quantize.rounding gptq --output runs/int4"""
 
-_SETTINGS = ("scheme", "method", "min_score", "epochs", "learning_rate")
+_SETTINGS = ("scheme", "method", "min_score_share", "epochs", "learning_rate")
 QUANTIZE_SHORT = MODEL_SHORT | {name: f"quantize.{name}" for name in _SETTINGS}
 
 

@@ -98,10 +98,10 @@ METHODS: dict[str, Method] = {
     "fp8-weights nearest": partial(quantize_calibrated, scheme="fp8-weights"),
     "fp8-dynamic nearest": partial(quantize_calibrated, scheme="fp8-dynamic"),
     "int4-weights nearest": partial(quantize_calibrated, scheme="int4-weights"),
-    "int4-weights AWQ": partial(quantize_calibrated, scheme="int4-weights", weights="awq"),
-    "int4-weights GPTQ": partial(quantize_calibrated, scheme="int4-weights", weights="gptq"),
+    "int4-weights AWQ": partial(quantize_calibrated, scheme="int4-weights", rounding="awq"),
+    "int4-weights GPTQ": partial(quantize_calibrated, scheme="int4-weights", rounding="gptq"),
     "int4-weights trained": partial(quantize_trained, scheme="int4-weights"),
-    "int4-weights GPTQ, then trained": partial(quantize_trained, scheme="int4-weights", weights="gptq"),
+    "int4-weights GPTQ, then trained": partial(quantize_trained, scheme="int4-weights", rounding="gptq"),
 }
 
 

@@ -78,7 +78,7 @@ def measure_means(options: argparse.Namespace, seed: int) -> dict[str, float]:
     """Returns each student's mean latency on validation texts, as the cascades of its seed are chosen by it."""
     folder = name_folder(options, seed) / "member-logits"
     if not list(folder.glob("*/manifest.json")):
-        run_cascade(options, seed, "--score", "0.01")  # any cascade: the first one measures the students
+        run_cascade(options, seed, "--min-score-share", "0.01")  # any cascade: the first one measures the students
     manifest = find_only(folder.parent, folder.name, "manifest.json", "measurement of the students")
     milliseconds: dict[str, float] = json.loads(manifest.read_text())["metrics"]["milliseconds"]
     return milliseconds

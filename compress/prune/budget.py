@@ -28,7 +28,7 @@ class Budget:
         texts_per_second: Minimum throughput in calls of `batch` texts, instead of a speed-up.
         max_bytes: Maximum size of the deployed files, such as 10MB; for a family one bound for all, or one for each
             speed-up in the same order, such as 14MB,10MB,8MB.
-        min_score: Minimum share of the teacher's score on the validation split, such as 0.98.
+        min_score_share: Minimum share of the teacher's score on the validation split, such as 0.98.
         runtime: Runtime on which latency is measured: onnxruntime, pytorch, or openvino (an extra).
         precision: Precision of the student: int8 (dynamic, on ONNX Runtime) or fp32; auto selects int8 on onnxruntime
             and fp32 elsewhere. The teacher is always measured in fp32.
@@ -50,7 +50,7 @@ class Budget:
     latency_ms: float = 0.0
     texts_per_second: float = 0.0
     max_bytes: str = ""
-    min_score: float = 0.0
+    min_score_share: float = 0.0
     runtime: str = "onnxruntime"
     precision: Literal["auto", "int8", "fp32"] = "auto"
     batch: int = 0
@@ -79,9 +79,10 @@ class Budget:
         for name in ("latency_ms", "texts_per_second"):
             if getattr(self, name) < 0:
                 raise CompressError(f"budget.{name}: expected more than 0, found {getattr(self, name)}")
-        if not 0 <= self.min_score <= 1:
+        if not 0 <= self.min_score_share <= 1:
             raise CompressError(
-                f"budget.min_score: expected a share from 0 to 1 of the teacher's score, found {self.min_score}"
+                "budget.min_score_share: expected a share from 0 to 1 of the teacher's score, found "
+                f"{self.min_score_share}"
             )
         for name, smallest in (("batch", 0), ("threads", 1), ("rounds", 1), ("retries", 0)):
             if getattr(self, name) < smallest:

@@ -25,8 +25,8 @@ class PruneConfig:
             estimated loss.
         vocabulary: Also remove tokens that the training texts don't use; never applied to a language model, whose
             outputs are tokens.
-        unseen: Share of tokens in unseen text that may be split into smaller tokens because the training texts lack
-            them.
+        max_split_share: Share of tokens in unseen text that may be split into smaller tokens because the training texts
+            lack them.
         reconstruct: Refit the units that stay to their layers' outputs before pruning, by least squares on the texts of
             the scores (oneshot and iterative schedules).
         embedding_rank: Rank of a factorized token embedding, whose projection maps to the hidden width; 0 keeps the
@@ -42,7 +42,7 @@ class PruneConfig:
     samples: int = 512
     trial_steps: int = 150
     vocabulary: bool = True
-    unseen: float = DEFAULT_UNSEEN
+    max_split_share: float = DEFAULT_UNSEEN
     reconstruct: bool = False
     embedding_rank: int = 0
     nested: bool = False
@@ -63,5 +63,5 @@ class PruneConfig:
             )
         if not 0 < self.gradual_share < 1:
             raise CompressError(f"prune.gradual_share: expected a share between 0 and 1, found {self.gradual_share}")
-        if not 0 <= self.unseen <= 1:
-            raise CompressError(f"prune.unseen: expected a share from 0 to 1, found {self.unseen}")
+        if not 0 <= self.max_split_share <= 1:
+            raise CompressError(f"prune.max_split_share: expected a share from 0 to 1, found {self.max_split_share}")

@@ -20,15 +20,16 @@ class QuantizeConfig:
         scheme: int8-static, int8-dynamic, int8-weights, int4-weights, int4-dynamic, int8-groups, int4-groups,
             fp8-weights or fp8-dynamic (docs/howto/quantize.md). int8 selects int8-static for each format that supports
             it and int8-dynamic for the others, and produces one student per scheme needed; int4 does the same,
-            preferring int4-weights; fp8 is fp8-dynamic; auto is int8 with a min_score of 0.99; empty: no quantization.
+            preferring int4-weights; fp8 is fp8-dynamic; auto is int8 with a min_score_share of 0.99; empty: no
+            quantization.
         method: qat trains the student with simulated quantization on the teacher's signals; ptq only calibrates it.
         ranges: Range estimator for activations with per-tensor scales: minmax, percentile, or mse (least squared
             error).
-        weights: nearest: round to nearest; gptq: weights not yet rounded compensate for rounding errors; awq: weights
+        rounding: nearest: round to nearest; gptq: weights not yet rounded compensate for rounding errors; awq: weights
             that multiply large inputs get finer steps.
         smoothquant: SmoothQuant's alpha: how far activation outliers are moved into the weights; 0: not at all.
-        min_score: Share of the float model's validation score that calibration must preserve: the most sensitive layers
-            get 8 bits instead of 4, or stay in float, until it is reached.
+        min_score_share: Share of the float model's validation score that calibration must preserve: the most sensitive
+            layers get 8 bits instead of 4, or stay in float, until it is reached.
         learned_scales: Also train the scales of weights and activations (LSQ).
         reduce_range: Use 7-bit weights with 8-bit inputs: on x86 processors without VNNI, larger products saturate in
             ONNX Runtime and OpenVINO. auto uses 7 bits if one of these formats is exported and `processor` needs it.
@@ -46,9 +47,9 @@ class QuantizeConfig:
     scheme: str = ""
     method: Literal["qat", "ptq"] = "qat"
     ranges: Literal["minmax", "percentile", "mse"] = "minmax"
-    weights: Literal["nearest", "gptq", "awq"] = "nearest"
+    rounding: Literal["nearest", "gptq", "awq"] = "nearest"
     smoothquant: float = 0.0
-    min_score: float = 0.0
+    min_score_share: float = 0.0
     learned_scales: bool = False
     reduce_range: ReduceRange = "auto"
     processor: Processor = "here"
@@ -74,7 +75,7 @@ class QuantizeConfig:
         for name in ("samples", "epochs"):
             if getattr(self, name) < 1:
                 raise CompressError(f"quantize.{name}: expected at least 1, found {getattr(self, name)}")
-        for name in ("smoothquant", "min_score"):
+        for name in ("smoothquant", "min_score_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise CompressError(f"quantize.{name}: expected a number from 0 to 1, found {getattr(self, name)}")
         if not self.learning_rate > 0:

@@ -49,11 +49,11 @@ def quantize_model(
     reduce_range = config.reduce_range is True
     scheme = reduce_weight_range(scheme) if reduce_range else scheme
     keep = (*config.float_patterns, *find_unused_layers(model, batches))
-    if config.smoothquant or config.weights == "awq":
+    if config.smoothquant or config.rounding == "awq":
         folds = find_folds(model, batches[0])
         if config.smoothquant:
             apply_smoothquant(model, folds, batches, config.smoothquant)
-        if config.weights == "awq":
+        if config.rounding == "awq":
             linears = [n for n, m in find_quantizable_layers(model, keep).items() if isinstance(m, nn.Linear)]
             apply_awq(model, folds, batches, dict.fromkeys(linears, scheme))
     names = prepare_quantized(model, scheme, keep=keep, reduce_range=reduce_range)

@@ -68,7 +68,7 @@ def widen_most_sensitive(
         model: Prepared and calibrated.
         ranked: Result of `measure_sensitivities`.
         measure_score: Returns the score of the model as it currently is; higher is better.
-        target_score: Score to reach: the share `quantize.min_score` of the float model's.
+        target_score: Score to reach: the share `quantize.min_score_share` of the float model's.
         reduce_range: Whether the wider schemes' weights are limited by `reduce_weight_range`.
 
     Returns:
@@ -86,9 +86,9 @@ def widen_most_sensitive(
         low, high = (low, middle) if scores[middle] >= target_score else (middle + 1, high)
     if low == len(ranked):
         raise CompressError(
-            f"quantize.min_score: expected a validation score of {target_score:.4f} (min_score times the float "
+            f"quantize.min_score_share: expected a validation score of {target_score:.4f} (that share of the float "
             f"model's), found {max(scores.values()):.4f} at best, even with more bits in all but one of {len(ranked)} "
-            "groups of layers: choose a scheme with more bits or a lower min_score"
+            "groups of layers: choose a scheme with more bits or a lower min_score_share"
         )
     names = [name for group in ranked[:low] for name in group.layers]
     for name in names:

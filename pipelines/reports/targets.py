@@ -49,7 +49,7 @@ def pruned_students(report: Report) -> list[PrunedStudent]:
 
 def required_share(report: Report) -> float:
     """Returns the required share of the teacher's validation score; 0 if none is required."""
-    return float(report["config"].get("budget", {}).get("min_score", 0))
+    return float(report["config"].get("budget", {}).get("min_score_share", 0))
 
 
 def write_verdicts(report: Report) -> list[Verdict]:

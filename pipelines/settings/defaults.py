@@ -22,9 +22,9 @@ def fill_defaults(settings: DistillConfig) -> DistillConfig:
     """Returns the settings with every default filled in that depends on other settings."""
     budget, quantize, student = settings.budget.resolve(), settings.quantize, settings.student
     if quantize.scheme == "auto":
-        quantize = replace(quantize, scheme="int8", min_score=quantize.min_score or AUTO_MIN_SCORE)
-    if quantize.scheme and budget.min_score and not budget.requested:
-        quantize = replace(quantize, min_score=budget.min_score)
+        quantize = replace(quantize, scheme="int8", min_score_share=quantize.min_score_share or AUTO_MIN_SCORE)
+    if quantize.scheme and budget.min_score_share and not budget.requested:
+        quantize = replace(quantize, min_score_share=budget.min_score_share)
     if not student.spec:
         student = replace(student, spec="teacher" if budget.requested else "distilbert")
     general = replace(settings.general, train=settings.general.train.resolve(GENERAL_RATE))

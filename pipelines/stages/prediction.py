@@ -90,7 +90,7 @@ def shorten_plan(plan: RunPlan) -> RunPlan:
         general=replace(s.general, train=shorten_training(s.general.train)),
         select=replace(s.select, share=SAMPLED_SHARE, rows=0) if s.select.requested else s.select,
         clean=replace(s.clean, steps=",".join(map(format_step, cleaned_by))),
-        quantize=replace(s.quantize, min_score=0, epochs=1 if s.quantize.method == "qat" else s.quantize.epochs),
+        quantize=replace(s.quantize, min_score_share=0, epochs=1 if s.quantize.method == "qat" else s.quantize.epochs),
         measure=replace(s.measure, rounds=min(s.measure.rounds, ROUNDS), seconds=0),
         machine=replace(s.machine, wandb="off"),
     )

@@ -173,21 +173,21 @@ def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:
     from pipelines.reports.schema import EVALUATION
     from pipelines.reports.targets import deployed_shares
 
-    least = config.budget.min_score
+    least = config.budget.min_score_share
     if not (config.budget.requested and least):
         return
     shares = deployed_shares(json.loads((evaluation.folder / EVALUATION).read_text()))
     if not shares:
         raise InputError(
-            f"budget.min_score {least:g}: expected the teacher's file on {config.budget.runtime} to compare with, "
-            "found none that was proven: nothing says what was kept"
+            f"budget.min_score_share {least:g}: expected the teacher's file on {config.budget.runtime} to compare "
+            "with, found none that was proven: nothing says what was kept"
         )
     missed = [describe_kept_share(name, share) for name, share in shares.items() if not share >= least]  # as NaN isn't
     if missed:
         reached = [describe_kept_share(name, share) for name, share in shares.items() if share >= least]
         raise InputError(
-            f"budget.min_score {least:g}: expected at least {least:.1%} of the teacher's validation score, found that "
-            f"{', '.join(missed)}. All files were written; request a lower speed-up, train for more epochs or add "
+            f"budget.min_score_share {least:g}: expected at least {least:.1%} of the teacher's validation score, found "
+            f"that {', '.join(missed)}. All files were written; request a lower speed-up, train for more epochs or add "
             "unlabelled text (--data.unlabelled)" + (f"; {reached[-1]}" if reached else "")
         )
 

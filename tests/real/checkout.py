@@ -87,7 +87,7 @@ SMALLER = {
     "--model my-llama": {"data.max_length": 64, "precision": 32},  # each candidate computes the whole vocabulary
     "my_tagger": {"epochs": 4},
     "--data.select": {"select.share": 0.8},  # of so few rows, 0.2 would leave classes without any
-    "--min-score": {"min-score": 0.01},  # of the score of a teacher trained on a slice
+    "--min-score-share": {"min-score-share": 0.01},  # of the score of a teacher trained on a slice
     "--on_policy": {"on_policy.new_tokens": 8},
     "--sequences": {"sequences.new_tokens": 32},
     # Only the training of these runs differs from that of complete runs, so they end when the student is saved.

@@ -171,14 +171,14 @@ def pruned_student_details(name, requested, figures, score):
     }
 
 
-def family_report(names=tuple(STUDENTS), min_score=0.98):
+def family_report(names=tuple(STUDENTS), min_score_share=0.98):
     report = sample_report()
     folder_names = {name: f"student-{name}" if len(names) > 1 else "student" for name in names}
     report["models"] = report["models"][:2] + [e for n in names for e in pruned(folder_names[n], n, STUDENTS[n])]
     report["stages"] += [stage("start", False)] + [
         stage(f"{kind}-{n}", False) for n in names for kind in ("shape", "distill")
     ]
-    report["config"] |= {"budget": {"speedup": ",".join(names), "min_score": min_score}}
+    report["config"] |= {"budget": {"speedup": ",".join(names), "min_score_share": min_score_share}}
     scores = {"2x": 0.9339, "4x": 0.9299, "8x": 0.9198, "15x": 0.8978}
     report["pruning"] = {
         "conditions": {"runtime": "onnxruntime", "precision": "int8", "batch": 1, "length": 0, "threads": 1},

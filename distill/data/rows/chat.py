@@ -176,7 +176,7 @@ def encode_chats(
     ids, targets = [], []
     for row, mask, shared in _tokenize(tokenizer, texts):
         long = len(row) > limit
-        if long and settings.longer == "skip" or not mask[1:limit].any():
+        if long and settings.too_long == "skip" or not mask[1:limit].any():
             notes["skipped_too_long" if long else "skipped_without_answer"] += 1
             continue
         notes["cut"] += long

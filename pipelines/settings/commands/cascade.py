@@ -23,9 +23,10 @@ class CascadeConfig:
         models: Checkpoints of two or more students with the same labels, separated by commas: local folders or hub ids.
             At most three become members; the others are measured for comparison.
         output: Folder that the results are written to.
-        score: Minimum share of the teacher's score on the validation split (without a teacher, of the best student's),
-            such as 0.99, at which mean latency is minimized.
-        latency_ms: Maximum mean latency per text in milliseconds, at which the score is maximized; instead of `score`.
+        min_score_share: Minimum share of the teacher's score on the validation split (without a teacher, of the best
+            student's), such as 0.99, at which mean latency is minimized.
+        latency_ms: Maximum mean latency per text in milliseconds, at which the score is maximized; instead of
+            `min_score_share`.
         teacher: Checkpoint to compare with: a local folder or a hub id.
         data: The data set: thresholds are chosen on its validation split, on which no student may have been trained,
             and the cascade is scored on its test split.
@@ -39,7 +40,7 @@ class CascadeConfig:
 
     models: str = ""
     output: str = ""
-    score: float = 0.0
+    min_score_share: float = 0.0
     latency_ms: float = 0.0
     teacher: str | None = None
     data: DataConfig = field(default_factory=DataConfig)
@@ -63,13 +64,16 @@ class CascadeConfig:
         twice = next((name for name in self.names if self.names.count(name) > 1), None)
         if twice is not None:
             raise InputError(f"models: expected different checkpoints, found {twice!r} twice; remove one of them")
-        if bool(self.score) == bool(self.latency_ms):
+        if bool(self.min_score_share) == bool(self.latency_ms):
+            found = "both" if self.min_score_share else "neither"
             raise InputError(
-                f"cascade: expected --score or --latency-ms, found {'both' if self.score else 'neither'}: one of score "
-                "and latency is bounded, the other made as good as it gets"
+                f"cascade: expected --min-score-share or --latency-ms, found {found}: one of score and latency is "
+                "bounded, the other made as good as it gets"
             )
-        if not 0 <= self.score <= 1:
-            raise InputError(f"score: expected a share from 0 to 1 of the teacher's score, found {self.score:g}")
+        if not 0 <= self.min_score_share <= 1:
+            raise InputError(
+                f"min_score_share: expected a share from 0 to 1 of the teacher's score, found {self.min_score_share:g}"
+            )
         if self.latency_ms < 0:
             raise InputError(f"latency_ms: expected more than 0, found {self.latency_ms:g}")
 

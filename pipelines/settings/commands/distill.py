@@ -47,7 +47,7 @@ SHORT_OPTIONS = {
     "latency_ms": "budget.latency_ms",
     "texts_per_second": "budget.texts_per_second",
     "max_bytes": "budget.max_bytes",
-    "min_score": "budget.min_score",
+    "min_score_share": "budget.min_score_share",
     "uniform": "budget.uniform",
     "nested": "prune.nested",
     "frontier": "budget.frontier",

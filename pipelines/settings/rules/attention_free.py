@@ -61,7 +61,7 @@ def check_attention_free_beside(f: Facts) -> None:
         ("prune.nested", True, "false", s.prune.nested),
         ("machine.strategy", s.machine.asynchronous, "none", s.machine.asynchronous),
         ("student.layout", layout, "replicated", layout is not None and layout.sharded),
-        ("budget.min_score", s.budget.min_score, "0", s.budget.min_score),
+        ("budget.min_score_share", s.budget.min_score_share, "0", s.budget.min_score_share),
     ):
         if is_rejected:
             raise InputError(f"{name}: expected {expected} with {setting}, found {found}")

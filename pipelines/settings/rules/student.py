@@ -58,7 +58,7 @@ def check_ignored_pruning(f: Facts) -> None:
     settings = f.settings
     if settings.budget.requested:
         return
-    allowed = ("min_score",) if settings.quantize.scheme else ()
+    allowed = ("min_score_share",) if settings.quantize.scheme else ()
     groups = (("budget", settings.budget.resolve(), Budget().resolve()), ("prune", settings.prune, PruneConfig()))
     for group, given, plain in groups:
         for each in fields(given):

@@ -117,7 +117,7 @@ def thresholds_stage(models: CascadeModels, answers: Artefact) -> Artefact:
         ExportError: The written folder answers differently than its members.
     """
     config = models.config
-    settings = models.settings | {"score": config.score, "latency_ms": config.latency_ms}
+    settings = models.settings | {"score": config.min_score_share, "latency_ms": config.latency_ms}
 
     def work(folder: Path) -> JsonObject:
         remove_results(folder)
@@ -169,7 +169,7 @@ def choose_members(
     else:
         references = [TEACHER_ROLE] if TEACHER_ROLE in logits else models.students
         scores = [next(iter(models.score_logits("validation", logits[name]).values())) for name in references]
-        aim = CascadeTarget(score=models.config.score * max(scores))
+        aim = CascadeTarget(score=models.config.min_score_share * max(scores))
     truth = models.find_truth("validation")
     return choose_cascade(probabilities, truth, measured["milliseconds"], aim, margin_ms=measured["margin_ms"])
 

@@ -48,7 +48,7 @@ def find_scored_target(config: DistillConfig, scheme: str | None = None) -> Expo
 
     It is compared with the budget's minimum, or with those of a frontier's other students; otherwise there is none.
     """
-    if not (config.budget.requested and (config.budget.min_score or config.budget.frontier)):
+    if not (config.budget.requested and (config.budget.min_score_share or config.budget.frontier)):
         return None
     wanted = find_budget_target(config.budget, teacher=scheme is None)
     forms = list_student_targets(config, scheme) if scheme is not None else [wanted]

@@ -76,7 +76,7 @@ def quantize_for_timing(
 ) -> dict[str, LayerQuantization]:
     """Calibrates and quantizes the model in place, cheaply: representative in speed, not in accuracy."""
     batches = [{name: torch.from_numpy(value) for name, value in batch.items()} for batch in inputs]
-    quantize_model(model, replace(config, smoothquant=0, weights="nearest"), batches)
+    quantize_model(model, replace(config, smoothquant=0, rounding="nearest"), batches)
     return convert_quantized(model)
 
 

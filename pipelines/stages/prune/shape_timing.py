@@ -182,7 +182,8 @@ class ShapeTimer:
             raise TooLargeError(
                 f"budget.max_bytes: expected at most {max_bytes / 1e6:g} MB, found {measured['bytes'] / 1e6:.1f} MB "
                 f"for the best shape, {measured['label']}, at {measured['speedup']:.1f}x; --budget.precision int8, "
-                "--prune.unseen 1 (fewer tokens) and --prune.embedding_rank (narrower embeddings) make it smaller"
+                "--prune.max_split_share 1 (fewer tokens) and --prune.embedding_rank (narrower embeddings) make it "
+                "smaller"
             )
 
 

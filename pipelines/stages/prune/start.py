@@ -37,7 +37,7 @@ def pruning_start_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefa
     settings = {
         "student": plan.student_key,
         "vocabulary": prune_tokens,
-        "unseen": config.prune.unseen if prune_tokens else None,
+        "unseen": config.prune.max_split_share if prune_tokens else None,
         "embedding_rank": rank,
     }
     inputs: dict[str, Artefact | str] = {"data": data, "teacher": teacher}
@@ -53,7 +53,7 @@ def pruning_start_stage(run: Run, plan: RunPlan, data: Artefact, teacher: Artefa
         tokens = np.arange(max(tokenizer.get_vocab().values()) + 1)
         counts = count_tokens(tokenizer, training_texts(splits)) if prune_tokens or rank else np.zeros(0, np.int64)
         if prune_tokens:
-            tokens = choose_tokens(tokenizer, counts, coverage=1.0, unseen=config.prune.unseen)
+            tokens = choose_tokens(tokenizer, counts, coverage=1.0, unseen=config.prune.max_split_share)
             model, tokenizer = prune_vocabulary(model, tokenizer, tokens)
         if rank:
             model = factorize_embeddings(model, rank, pad_counts(model, counts[tokens]))

@@ -64,9 +64,9 @@ class Validation:
 
     def widen_sensitive_layers(self, run: Run, settings: QuantizeConfig, batch: Batch) -> None:
         """Gives the most sensitive layers more bits until the minimum score is reached."""
-        reduce_range, min_score = settings.reduce_range is True, settings.min_score * self.float_score
+        reduce_range, target = settings.reduce_range is True, settings.min_score_share * self.float_score
         ranked = measure_sensitivities(self.model, self.divergence, batch, reduce_range=reduce_range)
-        names, _ = widen_most_sensitive(self.model, ranked, self.score, min_score, reduce_range=reduce_range)
+        names, _ = widen_most_sensitive(self.model, ranked, self.score, target, reduce_range=reduce_range)
         run.console.say(f"  quantize: {len(names)} layers have more bits: {', '.join(names) or 'none'}")
 
 
@@ -167,9 +167,9 @@ class QuantizedTraining:
         self.run.console.say(
             f"  quantize: {len(layers)} layers round as {settings.scheme}, ranges from {texts} texts{bits}"
         )
-        if settings.min_score:
+        if settings.min_score_share:
             validation.widen_sensitive_layers(self.run, settings, drawn[0])
-        if settings.weights == "gptq":
+        if settings.rounding == "gptq":
             apply_gptq(model, drawn)
         return len(layers)
 

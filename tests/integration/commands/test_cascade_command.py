@@ -91,7 +91,7 @@ def test_another_score_reuses_the_members_logits(cascade_run, students):
     arguments = ["--models", f"{layers / 'student'},{static / 'student'}", "--data", str(data), *QUICK]
     (teacher,) = (layers / "teacher").glob("*/model")
     again = [*arguments, "--teacher", str(teacher), "--output", str(cascade_run)]
-    message = run_to_success("cascade", [*again, "--score", "0.5"])
+    message = run_to_success("cascade", [*again, "--min-score-share", "0.5"])
     assert "member-logits: already complete, skipped" in message
     assert len(list((cascade_run / "thresholds").glob("*/cascade/cascade.json"))) == 2
 
@@ -116,7 +116,7 @@ def test_students_with_several_labels_make_a_cascade(body_folder, tmp_path):
     models = ",".join(str(tmp_path / name / "student") for name in ("static", "gru"))
     output = tmp_path / "cascade"
     run_to_success(
-        "cascade", ["--models", models, "--data", str(data), "--score", "1", *QUICK, "--output", str(output)]
+        "cascade", ["--models", models, "--data", str(data), "--min-score-share", "1", *QUICK, "--output", str(output)]
     )
     result = read_result(output)
     assert (result["metric"], len(result["models"])) == ("micro F1", 3)
@@ -130,7 +130,7 @@ def save_pair(tokenizer, folder: Path, head: str = "ForSequenceClassification") 
 
 def test_a_task_without_confidences_is_rejected_before_any_stage(tokenizer, tmp_path, monkeypatch, capsys):
     models = save_pair(tokenizer, tmp_path, "ForTokenClassification")
-    arguments = ["--models", models, "--data", str(tagged_data(tmp_path / "data")), "--score", "0.9"]
+    arguments = ["--models", models, "--data", str(tagged_data(tmp_path / "data")), "--min-score-share", "0.9"]
     message = rejection_of(cascade, [*arguments, "--output", str(tmp_path / "out")], monkeypatch, capsys)
     assert "cascade: expected task multi-label or text-classification, found token-classification" in message
     assert not (tmp_path / "out").exists()
@@ -139,7 +139,16 @@ def test_a_task_without_confidences_is_rejected_before_any_stage(tokenizer, tmp_
 def test_a_student_whose_texts_are_cleaned_beside_it_is_rejected(tokenizer, data_folder, tmp_path, monkeypatch, capsys):
     models = save_pair(tokenizer, tmp_path)
     (tmp_path / "2" / "preprocessing.json").write_text('{"clean_texts_by": "spaces"}')
-    arguments = ["--models", models, "--data", str(data_folder), "--score", "0.9", "--output", str(tmp_path / "out")]
+    arguments = [
+        "--models",
+        models,
+        "--data",
+        str(data_folder),
+        "--min-score-share",
+        "0.9",
+        "--output",
+        str(tmp_path / "out"),
+    ]
     assert "found preprocessing.json beside it" in rejection_of(cascade, arguments, monkeypatch, capsys)
 
 
@@ -150,11 +159,11 @@ def test_names_of_results_are_not_those_of_members():
 @pytest.mark.parametrize(("more", "message"), [
     (("--models", "a"), "models: expected two or more checkpoints"),
     (("--models", "a,b,a"), "found 'a' twice"),
-    (("--models", "a,b"), "expected --score or --latency-ms, found neither"),
-    (("--models", "a,b", "--score", "0.9", "--latency-ms", "1"), "found both"),
-    (("--models", "a,b", "--score", "1.2"), "score: expected a share from 0 to 1"),
+    (("--models", "a,b"), "expected --min-score-share or --latency-ms, found neither"),
+    (("--models", "a,b", "--min-score-share", "0.9", "--latency-ms", "1"), "found both"),
+    (("--models", "a,b", "--min-score-share", "1.2"), "min_score_share: expected a share from 0 to 1"),
     (("--models", "a,b", "--latency-ms", "-1"), "latency_ms: expected more than 0, found -1"),
-    (("--models", "./a,b", "--score", "0.9"), "a './a': no such folder here"),
+    (("--models", "./a,b", "--min-score-share", "0.9"), "a './a': no such folder here"),
 ])  # fmt: skip
 def test_bad_settings_are_rejected_by_name(more, message, data_folder, tmp_path, monkeypatch, capsys):
     arguments = [*more, "--data", str(data_folder), "--output", str(tmp_path / "out")]

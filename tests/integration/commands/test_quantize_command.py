@@ -188,7 +188,7 @@ def test_a_pruned_student_is_quantized_and_judged_in_int8(tmp_path):
     )
     arguments += ["--speedup", "1.5", "--student", "teacher", "--prune.samples", "16", "--prune.trial_steps", "16"]
     arguments += ["--budget.retries", "0"]
-    arguments += ["--min-score", "0.01", "--quantize.weights", "gptq", "--quantize.smoothquant", "0.5"]
+    arguments += ["--min-score-share", "0.01", "--quantize.rounding", "gptq", "--quantize.smoothquant", "0.5"]
     run_to_success("distill", arguments)
     report = report_of(tmp_path / "run")
     (student,) = report["pruning"]["students"]

@@ -234,11 +234,11 @@ def test_an_unreachable_speed_up_is_rejected_with_the_best_point(folder, model, 
 def test_a_student_below_the_minimum_score_is_written_and_the_command_ends_with_code_2(tmp_path):
     (model, data), output = make_faultless_teacher(tmp_path), tmp_path / "run"
     barely_trained = ("--epochs", "1", "--learning-rate", "1e-7", "--prune.trial_steps", "0", "--budget.rounds", "1")
-    budget = ("--speedup", "1.5", "--min-score", "1.0", *SEARCH)
+    budget = ("--speedup", "1.5", "--min-score-share", "1.0", *SEARCH)
     process = start("prune", prune_arguments(model, data, output, *barely_trained, *budget))
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 2, printed
-    assert "error: budget.min_score 1: expected at least 100.0% of the teacher's validation score" in printed
+    assert "error: budget.min_score_share 1: expected at least 100.0% of the teacher's validation score" in printed
     scores = {entry["name"]: entry["validation"] for entry in report_of(output)["models"] if "validation" in entry}
     assert scores["teacher"] == 1
     assert scores["student"] < 0.9
@@ -250,7 +250,10 @@ def test_a_student_below_the_minimum_score_is_written_and_the_command_ends_with_
 
 def test_students_below_the_minimum_score_are_rejected_by_name(data, tmp_path):
     config = DistillConfig(
-        "out", teacher=TeacherConfig("t"), data=DataConfig(str(data)), budget=Budget(speedup="2,4", min_score=0.95)
+        "out",
+        teacher=TeacherConfig("t"),
+        data=DataConfig(str(data)),
+        budget=Budget(speedup="2,4", min_score_share=0.95),
     )
     evaluation = Artefact("evaluate", tmp_path, "", {})
     scored = {"teacher": 0.8, "student-2x": 0.79, "student-4x": 0.72}
@@ -259,7 +262,7 @@ def test_students_below_the_minimum_score_are_rejected_by_name(data, tmp_path):
     write_json(tmp_path / "evaluation.json", entries[:-1])
     check_scores(config, evaluation)
     write_json(tmp_path / "evaluation.json", entries)
-    with pytest.raises(InputError, match=r"min_score 0.95: .* student-4x keeps 90.0%.* student-2x keeps 98.8%"):
+    with pytest.raises(InputError, match=r"min_score_share 0.95: .* student-4x keeps 90.0%.* student-2x keeps 98.8%"):
         check_scores(config, evaluation)
     check_scores(replace(config, budget=Budget(speedup="2,4")), evaluation)
 
@@ -275,7 +278,7 @@ def test_students_below_the_minimum_score_are_rejected_by_name(data, tmp_path):
     ],
 )
 def test_an_undefined_score_is_below_the_minimum(scored, message, data, tmp_path):
-    budget = Budget(speedup="2,4", min_score=0.95)
+    budget = Budget(speedup="2,4", min_score_share=0.95)
     config = DistillConfig("out", teacher=TeacherConfig("t"), data=DataConfig(str(data)), budget=budget)
     write_json(tmp_path / "evaluation.json", [{"name": name, "validation": score} for name, score in scored.items()])
     with pytest.raises(InputError, match=message):

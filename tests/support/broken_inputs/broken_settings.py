@@ -135,7 +135,7 @@ def flag_cases() -> Iterator[Case]:
         ("latency-ms", "-1", r"budget\.latency_ms: expected more than 0"),
         ("max-bytes", "10XB", r"budget\.max_bytes: expected a size"),
         ("max-bytes", "10MB", r"budget\.max_bytes: expected a speedup"),
-        ("min-score", "0.9", r"budget\.min_score: expected a speedup"),
+        ("min-score-share", "0.9", r"budget\.min_score_share: expected a speedup"),
         ("quantize", "int7", r"quantize\.scheme.*found 'int7'"),
         ("quantize", "int8x", r"quantize\.scheme.*found 'int8x'"),
         ("export", "onnxx", "export: expected .*found 'onnxx'"),

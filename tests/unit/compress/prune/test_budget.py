@@ -89,7 +89,7 @@ def test_speedups_are_sorted():
             "expected different speed-ups, found 4 twice in '2,4,8,4.0'",
         ),
         ({"latency_ms": -1}, "expected more than 0"),
-        ({"min_score": 98}, "a share from 0 to 1"),
+        ({"min_score_share": 98}, "a share from 0 to 1"),
         ({"threads": 0}, "budget.threads: expected at least 1"),
         ({"runtime": "tensorrt"}, "expected onnxruntime, openvino, pytorch, found 'tensorrt'"),
         ({"runtime": "pytorch", "precision": "int8"}, "expected runtime onnxruntime, found pytorch"),

@@ -120,7 +120,7 @@ def test_calibrating_on_one_text_is_rejected(batch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"min_score": 1.5}, "quantize.min_score: expected a number from 0 to 1"),
+        ({"min_score_share": 1.5}, "quantize.min_score_share: expected a number from 0 to 1"),
         ({"smoothquant": -0.1}, "quantize.smoothquant: expected a number from 0 to 1"),
         ({"scheme": "int5"}, "quantize.scheme: expected one of"),
         ({"samples": 0}, "quantize.samples: expected at least 1"),

@@ -153,7 +153,7 @@ def test_only_one_factor_of_a_gated_product_absorbs_the_scales():
 
 def test_layers_kept_in_float_need_not_divide_into_groups():
     model = build("llama", intermediate_size=80)
-    config = QuantizeConfig(scheme="int4-weights", weights="awq", float_layers="*.down_proj")
+    config = QuantizeConfig(scheme="int4-weights", rounding="awq", float_layers="*.down_proj")
     names = quantize_model(model, config, token_batches())
     assert names
     assert not any(name.endswith("down_proj") for name in names)

@@ -229,7 +229,7 @@ def test_skipped_and_truncated_conversations_are_counted():
     assert blocks.lengths.tolist() == full[1:]
     counts = {"skipped_empty": 2, "skipped_without_answer": 1, "skipped_too_long": 1, "cut": 0}
     assert blocks.counted == counts | {"answers_that_share_a_token": 0}
-    blocks = encode_chats(tokenizer, chats, full[1], ChatConfig(longer="cut"))
+    blocks = encode_chats(tokenizer, chats, full[1], ChatConfig(too_long="cut"))
     assert blocks.lengths.tolist() == [full[1], full[1]]
     assert (blocks.counted["cut"], blocks.counted["skipped_too_long"]) == (1, 0)
     assert np.array_equal(blocks.input_ids[0], blocks.input_ids[1])
@@ -239,7 +239,7 @@ def test_skipped_and_truncated_conversations_are_counted():
     assert message.startswith(
         "data: expected conversations with an answer, found none in 3 (skipped_empty 2, skipped_with"
     )
-    message = rejection(encode_chats, tokenizer, chats[:1], 12, ChatConfig(longer="cut"))
+    message = rejection(encode_chats, tokenizer, chats[:1], 12, ChatConfig(too_long="cut"))
     assert message.endswith("(skipped_too_long 1)"), "the cut would be before the answer"
 
 

@@ -253,15 +253,15 @@ def test_the_headline_names_every_student_of_the_family(family):
 
 def test_the_figures_at_the_top_are_those_of_the_fastest_student_that_keeps_the_score(family):
     assert (headline_entry(family)["name"], headline_entry(family)["precision"]) == ("student-8x", "int8")
-    assert headline_entry(family_report(min_score=0.0))["name"] == "student-15x"
-    assert headline_entry(family_report(min_score=0.999))["name"] == "student-2x"
+    assert headline_entry(family_report(min_score_share=0.0))["name"] == "student-15x"
+    assert headline_entry(family_report(min_score_share=0.999))["name"] == "student-2x"
     for least, expected in (
         (0.98, "student-8x, the fastest student that keeps at least 98.0 %"),
         (0.999, "No student keeps at least 99.9 %"),
     ):
-        assert expected in explain_headline_entry(family_report(min_score=least))
+        assert expected in explain_headline_entry(family_report(min_score_share=least))
     fastest = "The figures below are those of student-15x, the fastest student."
-    assert explain_headline_entry(family_report(min_score=0.0)) == fastest
+    assert explain_headline_entry(family_report(min_score_share=0.0)) == fastest
     assert explain_headline_entry(family) in Page(render_html(family, {})).text
 
 

@@ -82,7 +82,7 @@ def test_explicit_flags_win_over_the_defaults_of_quantize(arguments, scheme, tea
         cli.parse(DistillConfig, expected, prog="x", about="", examples="", short=quantize.QUANTIZE_SHORT)
     )
     assert (config.quantize.scheme, config.teacher.model, config.student.spec) == (scheme, teacher, student)
-    assert config.quantize.min_score == (0.99 if "auto" in arguments else 0)
+    assert config.quantize.min_score_share == (0.99 if "auto" in arguments else 0)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_the_error_for_an_unknown_yaml_key_names_the_nearest_key(tmp_path: Path)
 
 
 def test_a_minimum_score_for_quantization_needs_no_speedup():
-    settings = parse(*NEEDED, "--quantize", "int8", "--min-score", "0.9")
-    assert fill_defaults(settings).quantize.min_score == 0.9
+    settings = parse(*NEEDED, "--quantize", "int8", "--min-score-share", "0.9")
+    assert fill_defaults(settings).quantize.min_score_share == 0.9
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", "a: [", "just words", b"output: \xff"])
@@ -161,8 +161,8 @@ def test_a_config_value_of_the_wrong_type_is_rejected_by_key(tmp_path: Path, mon
         ),
         ((*NEEDED, "--uniform"), "budget.uniform: expected a speedup, latency_ms or texts_per_second with it"),
         (
-            (*NEEDED, "--min-score", "0.9"),
-            "budget.min_score: expected a speedup, latency_ms or texts_per_second with it",
+            (*NEEDED, "--min-score-share", "0.9"),
+            "budget.min_score_share: expected a speedup, latency_ms or texts_per_second with it",
         ),
         (
             (*NEEDED, "--budget.threads", "2"),

@@ -14,13 +14,14 @@ def fill_settings(*arguments: str) -> DistillConfig:
 
 def test_the_auto_scheme_is_int8_with_a_minimum_score():
     chosen = fill_settings("--quantize", "auto").quantize
-    assert (chosen.scheme, chosen.min_score) == ("int8", 0.99)
-    assert fill_settings("--quantize", "auto", "--quantize.min_score", "0.5").quantize.min_score == 0.5
+    assert (chosen.scheme, chosen.min_score_share) == ("int8", 0.99)
+    assert fill_settings("--quantize", "auto", "--quantize.min_score_share", "0.5").quantize.min_score_share == 0.5
 
 
 def test_the_budgets_minimum_score_holds_for_quantization_without_a_target_speed():
-    assert fill_settings("--quantize", "int8", "--budget.min_score", "0.9").quantize.min_score == 0.9
-    assert fill_settings("--quantize", "int8", "--speedup", "2", "--budget.min_score", "0.9").quantize.min_score == 0
+    arguments = ("--quantize", "int8", "--budget.min_score_share", "0.9")
+    assert fill_settings(*arguments).quantize.min_score_share == 0.9
+    assert fill_settings(*arguments, "--speedup", "2").quantize.min_score_share == 0
 
 
 def test_the_student_is_the_teacher_itself_with_a_target_speed_and_distilbert_without():

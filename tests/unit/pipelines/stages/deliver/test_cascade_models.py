@@ -24,7 +24,7 @@ def models(tmp_path) -> CascadeModels:
         folder = saved(build_model("bert"), word_tokenizer(model_max_length=longest), tmp_path / name)
         return SimpleNamespace(name=name, targets=[ExportTarget("onnxruntime")], path=lambda target: folder)
 
-    config = CascadeConfig("a,b", output="out", data=DataConfig("unread", max_length=32), score=0.9)
+    config = CascadeConfig("a,b", output="out", data=DataConfig("unread", max_length=32), min_score_share=0.9)
     run: Any = SimpleNamespace(seed=0)
     models = CascadeModels(run, config, run, [build("short", 16), build("long", 64)])
     models.task = TextClassification(LABELS)
