@@ -275,7 +275,7 @@ def test_a_template_file_overrides_the_template_of_the_tokenizer(tmp_path):
     assert "none.jinja': expected a file" in rejection(
         encode_chats, tokenizer_of(), [WHOLE], 9, ChatConfig("none.jinja")
     )
-    for setting in ({"turns": "first"}, {"longer": "wrap"}):
+    for setting in ({"turns": "first"}, {"too_long": "wrap"}):
         assert "chat." in rejection(lambda setting=setting: ChatConfig(**setting))
 
 
