@@ -8,6 +8,7 @@ from distill.errors import InputError
 
 TERMS = ("kl", "ce", "hidden", "attention", "relations", "embedding", "similarity")
 LAYER_TERMS = ("hidden", "attention", "relations")  # terms that compare layers
+PROJECTED_TERMS = ("hidden", "embedding")  # terms with parameters of their own
 DIVERGENCES = (
     "forward_kl", "reverse_kl", "jensen_shannon", "skewed_kl", "skewed_reverse_kl", "total_variation",
     "soft_cross_entropy", "decoupled_kl", "logit_mse", "logit_cosine",
@@ -176,6 +177,16 @@ class LossConfig:
     def terms(self) -> str:
         """The terms that are computed and their largest weights, for messages: `kl=1, hidden=0.5`."""
         return ", ".join(f"{name}={self.peak_weight(name):g}" for name in TERMS if self.computes(name))
+
+    @property
+    def trains_every_parameter(self) -> bool:
+        """Whether every step trains all of the student and the projections: no weight is 0 for a while.
+
+        Terms on layers alone don't reach the head, or the pooler of a body without one.
+        """
+        least = {name: min(self.ramps.get(name, (getattr(self, name),))) for name in TERMS}
+        reaches_outputs = any(least[name] > 0 for name in TERMS if name not in LAYER_TERMS)
+        return reaches_outputs and all(least[name] > 0 for name in PROJECTED_TERMS if self.computes(name))
 
     @property
     def needs_teacher(self) -> bool:

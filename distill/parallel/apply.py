@@ -162,6 +162,17 @@ def _set_prefetch(model: nn.Module, groups: list[FSDPModule], depth: int) -> Non
         group.set_modules_to_backward_prefetch(order[i + 1 : i + 1 + depth])
 
 
+def keep_layer_gathered(model: PreTrainedModel, layer: int) -> None:
+    """Keeps the weights of a layer, counted from 0, gathered from the forward to the backward pass, if FSDP shards it.
+
+    FSDP gathers them again when a gradient reaches the layer's output. A loss on what is computed within the layer
+    alone sends none there, and its backward pass would find no weights.
+    """
+    module = model.get_submodule(find_layer_names(model)[layer])
+    if isinstance(module, FSDPModule):
+        module.set_reshard_after_forward(False)
+
+
 def reshard(model: nn.Module) -> None:
     """Frees weights that FSDP left unsharded.
 

@@ -1,10 +1,11 @@
 """The values that a training step logs: each term with its weight and share of the gradient, and the matched layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from lightning import Trainer
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from distill.data.batches.data_module import RowsDataModule
@@ -35,7 +36,7 @@ def check_finite_loss(total: Tensor, step: int) -> None:
         )
 
 
-def collect_term_values(loss: LossConfig, terms: Mapping[str, Tensor], parameters: Sequence[Tensor]) -> TermValues:
+def collect_term_values(loss: LossConfig, terms: Mapping[str, Tensor], module: nn.Module) -> TermValues:
     """Returns each term's unweighted value, weight and share of the gradient norm, such as `train/kl_weight`.
 
     Without gradient shares for sharded weights: a backward pass of a single term would reduce their gradients a second
@@ -44,10 +45,12 @@ def collect_term_values(loss: LossConfig, terms: Mapping[str, Tensor], parameter
     Args:
         loss: Settings of the terms in this step.
         terms: Unweighted values with an autograd graph.
-        parameters: Trained parameters.
+        module: Contains the trained parameters.
     """
-    # DeepSpeed marks sharded parameters with ds_id.
+    parameters = list(module.parameters())
+    # DeepSpeed marks sharded parameters with ds_id, and FSDP's are plain tensors while they are gathered.
     is_sharded = any(isinstance(each, DTensor) or hasattr(each, "ds_id") for each in parameters)
+    is_sharded = is_sharded or any(isinstance(each, FSDPModule) for each in module.modules())
     shares = compute_gradient_shares(loss, terms, parameters) if terms and not is_sharded else {}
     values: TermValues = {}
     for name, value in terms.items():

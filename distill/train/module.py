@@ -31,6 +31,7 @@ from distill.losses.config import DYNAMIC, LayerSizes, LossConfig
 from distill.losses.logits import IGNORED, label_loss
 from distill.losses.teacher_signals import TeacherSignals
 from distill.models.short_attention import attend_to_short_texts
+from distill.parallel.apply import keep_layer_gathered
 from distill.parallel.clip import clip_gradients
 from distill.parallel.pipeline import PipelineForward, PipelineTrainer
 from distill.parallel.pipeline_stage import freeze_embeddings
@@ -147,6 +148,9 @@ class DistillationModule(lightning.LightningModule):
         if self._trainer is not None and self.trainer.strategy.root_device.type == "cpu":
             self.settings_in_training.enter_context(attend_to_short_texts())
         self.settings_in_training.enter_context(checkpoint_layers(self.student, self.train_config.checkpointing))
+        deepest = self.layer_terms.deepest_inner_layer
+        if deepest is not None and not self.loss.trains_every_parameter:
+            keep_layer_gathered(self.student, deepest)
 
     def on_train_start(self) -> None:
         """Gives a resumed training its accumulation, and the rate of its step.
@@ -305,7 +309,7 @@ class DistillationModule(lightning.LightningModule):
         )
 
     def _collect_values(self, terms: dict[str, Tensor]) -> TermValues:
-        return collect_term_values(self.current_loss, terms, list(self.parameters()))
+        return collect_term_values(self.current_loss, terms, self)
 
     def _clear_gradients(self, batch_idx: int) -> None:
         """Removes the last step's gradients where `optimizer_zero_grad` doesn't."""
@@ -490,9 +494,12 @@ class DistillationModule(lightning.LightningModule):
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Averages the gradients over the replicas of a pipeline."""
+        """Averages gradients of a pipeline's replicas, and of parameters outside a sharded student."""
+        average = getattr(self.trainer.strategy, "average_plain_gradients", None)
         if self.stages is not None:
             self.stages.average_gradients()
+        elif average is not None:
+            average()
 
     def configure_gradient_clipping(
         self,

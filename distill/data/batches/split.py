@@ -46,34 +46,35 @@ def _split_signals(batch: Batch, slices: Sequence[slice]) -> list[dict[str, Any]
     """Returns the teacher's signals of each slice of the rows; those of positions are in the order of the rows."""
     positions = loss_mask(batch).sum(1)
     ends = torch.cat([positions.new_zeros(1), positions.cumsum(0)]).tolist()
-    per_position = batch["labels"].dim() > 1 and not batch["labels"].is_floating_point()
     signals = cast(Mapping[str, Any], batch["signals"])
     return [
         {
-            name: _take_signal(value, at, slice(ends[at.start], ends[at.stop]) if per_position else at)
+            name: _take_signal(value, at, slice(ends[at.start], ends[at.stop]), ends[-1])
             for name, value in signals.items()
         }
         for at in slices
     ]
 
 
-def _take_signal(value: object, at: slice, places: slice) -> object:
+def _take_signal(value: object, at: slice, places: slice, count: int) -> object:
     """Returns a part of a signal.
 
     Args:
         value: A tensor [rows, length, width] or [rows or positions, ...], layers of them, or a list with a tensor
             [tokens] for each row.
         at: The rows.
-        places: The positions, or the rows where a row has one label.
+        places: The positions of these rows.
+        count: Number of positions of all rows.
     """
     if isinstance(value, Tensor):
         if not value.dim():
             return value
-        return value[at] if value.dim() > 2 else value[places]
+        # The labels don't tell: a question has one start and one end, and yet signals for each position.
+        return value[places] if value.dim() <= 2 and len(value) == count else value[at]
     if isinstance(value, Mapping):
-        return {key: _take_signal(each, at, places) for key, each in value.items()}
+        return {key: _take_signal(each, at, places, count) for key, each in value.items()}
     if isinstance(value, list) and value and isinstance(value[0], Tensor) and value[0].dim() == 1:
         return value[at]
     if isinstance(value, tuple | list):
-        return type(value)(_take_signal(each, at, places) for each in value)
+        return type(value)(_take_signal(each, at, places, count) for each in value)
     return value

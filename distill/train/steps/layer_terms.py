@@ -57,6 +57,11 @@ class LayerTerms(nn.Module):
                 nn.Parameter(-teacher.layers * (depths - (s + 1) / student.layers).abs()) for s in range(student.layers)
             )
 
+    @property
+    def deepest_inner_layer(self) -> int | None:
+        """The last student layer, counted from 0, whose attention vectors are compared; None if none are."""
+        return max((s for s, _ in (*self.layer_pairs.attention, *self.layer_pairs.relations)), default=None)
+
     def find_needed_layers(self, signals: TeacherSignals) -> dict[str, tuple[int, ...]]:
         """Returns the teacher layers that the terms need, by name of the signal.
 

@@ -23,6 +23,8 @@ from torch.optim import Optimizer
 
 from distill.parallel.layout import Layout
 from distill.parallel.mesh import find_data_rank, find_segment
+from distill.parallel.plain_parameters import average_gradients, broadcast_parameters
+from distill.train.module import DistillationModule
 from pipelines.runs.strategies.deepspeed import ZeroStrategy, build_settings
 from pipelines.runs.strategies.gradient_compression import register_compression
 from pipelines.runs.training_checkpoint import LightningState, load_training, save_training
@@ -121,6 +123,15 @@ class ReplicatedStrategy(PortableStrategy, DDPStrategy):
         super().__init__(bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
         self.compress = compress
 
+    def configure_ddp(self) -> None:
+        """Wraps the module, and has DDP look for parameters without a gradient in a step if there may be any.
+
+        DDP would wait for their gradients otherwise, and looking for them costs a pass through the graph in each step.
+        """
+        loss = cast(DistillationModule, self._module).loss
+        self._ddp_kwargs["find_unused_parameters"] = not loss.trains_every_parameter
+        super().configure_ddp()
+
     def _register_ddp_hooks(self) -> None:
         """Registers the compression hook, which Lightning silently skips on devices other than CUDA."""
         register_compression(cast(DistributedDataParallel, self.model), self.compress)
@@ -152,7 +163,10 @@ class SegmentStrategy(MeshSampling, ReplicatedStrategy):
 
 
 class MeshStrategy(MeshSampling, PortableStrategy, ModelParallelStrategy):
-    """A student whose parameters are already on the mesh; its parallel modules reduce the gradients."""
+    """A student whose parameters are already on the mesh; its parallel modules reduce the gradients.
+
+    The parameters outside the student, such as projections to the teacher's width, are copies on every process.
+    """
 
     def __init__(self, layout: Layout, mesh: DeviceMesh):
         super().__init__(data_parallel_size=layout.data_parallel, tensor_parallel_size=layout.tp)
@@ -164,7 +178,7 @@ class MeshStrategy(MeshSampling, PortableStrategy, ModelParallelStrategy):
         self._setup_distributed()
 
     def setup(self, trainer: Trainer) -> None:
-        """Moves the parts of the module that aren't on the mesh to their device, and sets up the optimizers."""
+        """Makes the parts of the module that aren't on the mesh equal copies, and sets up the optimizers."""
         if self.accelerator is None:
             raise RuntimeError("the strategy has no accelerator yet: Lightning's trainer sets it")
         self.accelerator.setup(trainer)
@@ -172,10 +186,15 @@ class MeshStrategy(MeshSampling, PortableStrategy, ModelParallelStrategy):
             # Weights on the mesh are already on their device, which is the CPU for offloaded weights.
             if not any(isinstance(parameter, DTensor) for parameter in child.parameters()):
                 child.to(self.root_device)
+                broadcast_parameters(child, self.mesh)
         self.barrier()
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
+
+    def average_plain_gradients(self) -> None:
+        """Averages the gradients of parameters outside the student; called once per step, before clipping."""
+        average_gradients(self._module.parameters(), self.mesh)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:

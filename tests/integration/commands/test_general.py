@@ -33,6 +33,7 @@ from pipelines.stages.train.general import general_stage
 from pipelines.stages.train.text_blocks import read_blocks
 from support.commands import rejection_of, run_to_success, small_run
 from support.plans import plan_of
+from support.run_outputs import weights_that_differ
 from support.tiny_models import WORDS, build_model, saved
 
 DEEP = LossConfig(kl=0, hidden=1, relations=1, relation_heads=4)
@@ -233,6 +234,30 @@ def test_a_masked_language_teacher_trains_the_student_on_masked_tokens(tokenizer
         rows = [row for row in csv.DictReader(file) if row["train/kl"]]
     assert float(rows[-1]["train/kl"]) < float(rows[0]["train/kl"])
     assert all(float(row["train/hidden_weight"]) == 1 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "terms"),
+    [
+        ("replicated", ()),
+        (
+            "zero1",
+            ("--general.loss.hidden", "0", "--general.loss.relations", "1", "--general.loss.relation_heads", "4"),
+        ),
+    ],
+)
+def test_two_processes_train_the_body_that_one_process_trains(layout, terms, body_folder, data_folder, prose, tmp_path):
+    """No term on layers reaches the pooler, and relations don't reach the last layer's output either."""
+    options = (*GENERAL, "--general.data", str(prose), *terms, "--until", "general", "--general.train.dropout", "0")
+    students = []
+    for number, more in enumerate(((), ("--devices", "2", "--student.layout", layout))):
+        output = tmp_path / str(number)
+        run_to_success("distill", small_run(body_folder, data_folder, output, *options, *more))
+        (folder,) = (output / "general").glob("*/model")
+        students.append(AutoModel.from_pretrained(folder).state_dict())
+    expected, found = students
+    assert weights_that_differ(found, expected, 1e-5, [name for name in found if not name.endswith("key.bias")]) == {}
 
 
 def test_the_turn_of_a_layer_depends_on_the_step_alone(tokenizer, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from distill.data.batches.sampling_config import SamplingConfig
 from distill.losses.config import LossConfig
 from distill.train.optimizer_kinds import OPTIMIZERS
 from pipelines.settings.commands.distill import MachineConfig
@@ -19,6 +20,7 @@ from support.run_outputs import weights_that_differ
 from support.tiny_models import draw_weights, saved
 
 NEAR = 1e-5
+WIDE = 48  # of a teacher; the student's width is 32
 SOFT = LossConfig(kl=1, ce=0.5, temperature=2.0)
 WITH_TEACHER = LossConfig(kl=1, ce=0.5, hidden=0.1, temperature=2.0)
 
@@ -77,6 +79,19 @@ def test_batches_of_tokens_train_the_same_student_in_every_layout(layout, studen
     expected = train(0, 1, replace(single, train=settings), "replicated")["weights"]
     assert differing_weights(expected, train(0, 1, rows, "replicated")["weights"])
     for found in run_ranks(train, 2, 2, replace(job, train=settings), layout, limit=120):
+        assert differing_weights(found["weights"], expected, layout) == {}
+
+
+@pytest.mark.parametrize(
+    "layout", ["pp=2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("zero1", "tp=2"))]
+)
+def test_weights_of_drawn_rows_train_the_same_student_in_every_layout(layout, student, tmp_path_factory):
+    plain, single, job = (Training(student, tmp_path_factory.mktemp(each)) for each in ("plain", "single", "laid-out"))
+    balanced = SamplingConfig("balanced")
+    unbiased = replace(balanced, unbiased=True)
+    expected = train(0, 1, replace(single, sampling=unbiased), "replicated")["weights"]
+    assert differing_weights(expected, train(0, 1, replace(plain, sampling=balanced), "replicated")["weights"])
+    for found in run_ranks(train, 2, 2, replace(job, sampling=unbiased), layout, limit=120):
         assert differing_weights(found["weights"], expected, layout) == {}
 
 
@@ -174,6 +189,85 @@ def test_a_student_with_frozen_embeddings_is_saved_as_one_process_trains_it(
     assert differing_weights(loaded, expected) == {}
     before = AutoModelForSequenceClassification.from_pretrained(student).get_input_embeddings().weight
     assert loaded["bert.embeddings.word_embeddings.weight"].equal(before)
+
+
+@pytest.fixture(scope="module")
+def wide_teacher(tmp_path_factory, tokenizer, tiny_model) -> Path:
+    model = tiny_model("bert", num_hidden_layers=4, hidden_size=WIDE)
+    draw_weights(model)
+    return saved(model, tokenizer, tmp_path_factory.mktemp("wide") / "model")
+
+
+def train_on_wide_teacher(
+    loss: LossConfig, processes: int, layout: str, models: tuple[Path, Path], folders: pytest.TempPathFactory
+) -> None:
+    """Trains a student on a wider teacher, and checks weights and projections against those of one process."""
+    student, teacher = models
+    here = [folders.mktemp(name) for name in ("single", "laid-out")]
+    settings = replace(Training(student, here[0]).train, patience=0)
+    jobs = [Training(student, each, settings, loss, teacher=teacher, teacher_width=WIDE) for each in here]
+    expected = train(0, 1, jobs[0], "replicated")
+    for found in run_ranks(train, processes, processes, jobs[1], layout, limit=120):
+        assert differing_weights(found["weights"], expected["weights"]) == {}
+        assert found["projections"].keys() == expected["projections"].keys()
+        assert not expected["projections"] or not weights_that_differ(
+            found["projections"], expected["projections"], NEAR
+        )
+
+
+@pytest.mark.parametrize(
+    ("layer_map", "processes", "layout"),
+    [
+        ("uniform", 2, "zero2"),
+        ("learned", 2, "fsdp=2"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("uniform", 2, "replicated"), ("uniform", 2, "fsdp=2"), ("uniform", 2, "tp=2"), ("learned", 2, "zero2"),
+                ("uniform", 4, "hsdp=2x2"), ("uniform", 4, "fsdp=2,tp=2"), ("uniform", 4, "dp=2,tp=2"),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_projections_and_layer_mixtures_are_trained_as_on_one_process(
+    layer_map, processes, layout, student, wide_teacher, tmp_path_factory
+):
+    loss = LossConfig(kl=1, ce=0.5, hidden=0.5, layer_map=layer_map, temperature=2.0)
+    train_on_wide_teacher(loss, processes, layout, (student, wide_teacher), tmp_path_factory)
+
+
+LOSSES = {
+    "kl-later": LossConfig(hidden=1, ramps={"kl": (0, 1)}),
+    "hidden-later": LossConfig(ramps={"hidden": (0, 1)}),
+    "hidden-alone": LossConfig(kl=0, hidden=1),
+    "relations-alone": LossConfig(kl=0, relations=1, relation_heads=4),
+    "kl-after-relations": LossConfig(relations=1, relation_heads=4, ramps={"kl": (0, 1)}),
+    "kl-and-relations": LossConfig(relations=1, relation_heads=4),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("kl-later", "replicated"),
+        ("relations-alone", "zero1"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("kl-later", "zero1"), ("kl-later", "fsdp=2"), ("kl-later", "tp=2"), ("hidden-later", "replicated"),
+                ("hidden-later", "zero1"), ("hidden-later", "fsdp=2"), ("hidden-alone", "replicated"),
+                ("relations-alone", "replicated"), ("relations-alone", "zero2"), ("relations-alone", "fsdp=2"),
+                ("kl-after-relations", "zero2"), ("kl-after-relations", "fsdp=2"), ("kl-and-relations", "zero2"),
+                ("kl-and-relations", "fsdp=2"),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_terms_that_reach_a_part_of_the_parameters_train_them_as_on_one_process(
+    name, layout, student, wide_teacher, tmp_path_factory
+):
+    """A term doesn't reach the head or a layer's output, or has a weight of 0 in some steps."""
+    train_on_wide_teacher(LOSSES[name], 2, layout, (student, wide_teacher), tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ JOBS = [
     SegmentJob("logits", loss=replace(KL, ce=0.5, temperature=2.0), cached="logits"),
     SegmentJob("online", loss=LossConfig(kl=1, ce=0.5, temperature=2.0)),
     SegmentJob("online-hidden", loss=LossConfig(kl=1, hidden=0.3, temperature=2.0)),
+    SegmentJob("learned-map", loss=LossConfig(kl=1, hidden=0.3, layer_map="learned", temperature=2.0)),
     SegmentJob("chat-labels", "chat"),
     SegmentJob("chat-online", "chat", LossConfig(kl=1, ce=0.5)),
     SegmentJob("packed", "packed", LossConfig(kl=1, ce=0.5)),
@@ -33,7 +34,7 @@ JOBS = [
 ]
 FEW = [job for job in JOBS if job.name in ("labels", "sampled", "online", "chat-labels", "packed", "masked")]
 OTHERS = [job for job in JOBS if job not in FEW]
-FOUR = [job for job in JOBS if job.name in ("sampled", "online", "chat-online", "packed", "masked")]
+FOUR = [job for job in JOBS if job.name in ("sampled", "online", "learned-map", "chat-online", "packed", "masked")]
 
 
 @pytest.fixture(scope="module")

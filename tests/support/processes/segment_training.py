@@ -115,7 +115,7 @@ def build_rows(kind: str, seed: int, count: int) -> Any:
 def train_jobs(
     rank: int, processes: int, models: Path, folder: Path, jobs: Sequence[SegmentJob], layout: str, teacher: str = ""
 ) -> dict[str, dict[str, Any]]:
-    """Returns the gathered weights and the last metrics of each job; {} for one that was stopped."""
+    """Returns the gathered weights of the module and the last metrics of each job; {} for one that was stopped."""
     if processes > 1:
         set_torchrun_environment(rank, processes)
     results: dict[str, dict[str, Any]] = {}
@@ -163,4 +163,5 @@ def train_job(
     metrics = trainer.fit_module(module, data, folder, training_job, callbacks)
     weights = get_model_state_dict(student, options=StateDictOptions(full_state_dict=True))
     copies = {name: value.clone() for name, value in weights.items()}
-    return {"weights": copies, "metrics": metrics, "fused": module.fused_term.has_plain_head}
+    outside = {f"layer_terms.{name}": value for name, value in module.layer_terms.state_dict().items()}
+    return {"weights": copies | outside, "metrics": metrics, "fused": module.fused_term.has_plain_head}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
@@ -13,6 +14,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 
 from distill.data.batches.data_module import TextDataModule
+from distill.data.batches.sampling import ClassBalanced
+from distill.data.batches.sampling_config import SamplingConfig
 from distill.data.config import DataConfig
 from distill.data.splits.examples import Examples, Splits
 from distill.losses.config import LossConfig
@@ -51,11 +54,13 @@ class Training:
         )
     )
     loss: LossConfig = LossConfig(kl=0, ce=1)
+    sampling: SamplingConfig = SamplingConfig()  # uniform or balanced
     machine: MachineConfig = MachineConfig(accelerator="cpu")
     precision: str = "32"
     stop: int | None = None  # stop every process after this many batches of the attempt
     spike: int | None = None  # the batch, counted from 0, whose loss is a spike
     teacher: Path | None = None  # queried in every step
+    teacher_width: int = 32
     teacher_layout: str = "replicated"
     teachers: int = 0  # processes that only run the teacher
     offload: bool = False
@@ -107,7 +112,10 @@ def splits() -> Splits:
 
 
 def train(rank: int, processes: int, job: Training, layout: str) -> dict[str, Any]:
-    """Returns the gathered weights, the last metrics and the dtypes of a training; {} on teacher-only processes."""
+    """Returns the gathered weights, the projections, the last metrics and the dtypes of a training.
+
+    A teacher-only process returns {}.
+    """
     if processes > 1:
         set_torchrun_environment(rank, processes, job.port)
     torch.manual_seed(0)
@@ -141,12 +149,13 @@ def train_student(world: World, job: Training, student_layout: Layout) -> dict[s
     )
     remote = call_teacher(world, job.teacher) if job.teacher and job.teachers else None
     online_teacher = job.teacher if remote is None else None
+    torch.manual_seed(world.rank)  # projections start differently on each process
     module = DistillationModule(
         student,
         loss=job.loss,
         train=job.train,
         metric=TextClassification(LABELS).scorer(),
-        teacher_sizes=(4, 32),
+        teacher_sizes=(4, job.teacher_width),
         shard_optimizer=student_layout.zero == 1,
         stages=build_pipeline_trainer(student, student_layout, mesh),
         signals=load_online_teacher(
@@ -167,6 +176,8 @@ def train_student(world: World, job: Training, student_layout: Layout) -> dict[s
         max_length=32,
         signals=remote,
     )
+    if job.sampling.by == "balanced":  # between the first class and the others, which have four times its rows
+        data.sampler = ClassBalanced(np.array(splits().train.labels) == 0, 0, job.sampling.unbiased)
     if job.spike is not None:
         module.spikes.detector = SpikeAt(job.spike)
     dtypes = RecordDtypes()
@@ -182,4 +193,5 @@ def train_student(world: World, job: Training, student_layout: Layout) -> dict[s
         remote.finish()
     save_model(student, tokenizer, job.folder / "model", world)
     weights = get_model_state_dict(student, options=StateDictOptions(full_state_dict=True))
-    return {"weights": weights, "metrics": metrics, "dtypes": dtypes.recorded}
+    projections = module.layer_terms.state_dict()
+    return {"weights": weights, "projections": projections, "metrics": metrics, "dtypes": dtypes.recorded}
