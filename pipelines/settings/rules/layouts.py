@@ -323,6 +323,19 @@ LAYOUT_RULES: tuple[Rule | Check, ...] = (
             ("teacher that may be fine-tuned", "finetuning_layout", ", or teacher.finetune never"),
         )
     ),
+    *(
+        Rule(
+            lambda s, f, layout=layout: (  # type: ignore[misc]
+                f.task in ("multi-label", "question-answering")
+                and getattr(f, layout).pp > 1
+                and (layout == "student_layout" or s.teacher.finetune != "never")
+            ),
+            f"task {{f.task}}: expected a {who} without pipeline stages, found {{f.{layout}}}: stages compute the loss "
+            "of one class for each row; use fsdp or tp",
+            ("task", layout),
+        )
+        for who, layout in (("student", "student_layout"), ("teacher that may be fine-tuned", "finetuning_layout"))
+    ),
     Rule(
         lambda s, f: f.precision == "16-mixed" and s.machine.deepspeed,
         "machine.precision 16-mixed: expected 32 or bf16-mixed with machine.strategy {s.machine.deepspeed}: "

@@ -32,12 +32,14 @@ MIXED = ("32", "bf16-mixed")
 GRADUAL = {"budget": Budget(speedup="4"), "prune": PruneConfig(schedule="gradual")}
 
 
-def check(name: str, layout: Layout, tuned: Layout | None = None, **machine: str) -> None:
+def check(
+    name: str, layout: Layout, tuned: Layout | None = None, task: str = "text-classification", **machine: str
+) -> None:
     settings = DistillConfig("unread", TeacherConfig("unread"), data=DataConfig("unread"))
     settings = replace(settings, machine=MachineConfig(precision="auto", **machine))
     check_rules(
         Facts(
-            fill_defaults(settings), layout.processes, "text-classification", teacher_layout=layout,
+            fill_defaults(settings), layout.processes, task, teacher_layout=layout,
             student_layout=layout, finetuning_layout=tuned or layout, precision=name,
         )
     )  # fmt: skip
@@ -60,6 +62,15 @@ def test_the_stock_modes_train_in_every_layout_but_float16_not_in_stages(layout)
         return
     with pytest.raises(InputError, match="machine.precision 16-mixed: expected a student without pipeline stages"):
         check("16-mixed", parsed)
+
+
+@pytest.mark.parametrize("task", ["multi-label", "question-answering"])
+@pytest.mark.parametrize(("layout", "tuned"), [("pp=2", None), ("tp=2", "pp=2")])
+def test_tasks_with_several_classes_for_each_row_have_no_pipeline_stages(layout, tuned, task):
+    whose = "teacher that may be fine-tuned" if tuned else "student"
+    with pytest.raises(InputError, match=f"task {task}: expected a {whose} without pipeline stages, found pp=2"):
+        check("32", parse_layout(layout, 2), tuned and parse_layout(tuned, 2), task)
+    check("32", parse_layout("tp=2", 2), task=task)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
