@@ -33,7 +33,7 @@ def read_metrics(output: Path, stage: str) -> dict[str, object]:
 
 def test_student_and_teacher_are_exported_with_fitted_biases(inputs, tmp_path):
     output = tmp_path / "run"
-    arguments = small_run(*inputs, output, "--export", "onnx")
+    arguments = small_run(*inputs, output, "--export", "onnx", "--epochs", "2", "--teacher_train.epochs", "2")
     printed = run_to_success("distill", [*arguments, *FITTED])
     assert "biases-teacher: validation" in printed
     for stage, fitted in (("teacher", "biases-teacher"), ("distill", "biases")):

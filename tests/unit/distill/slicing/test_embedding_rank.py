@@ -322,7 +322,7 @@ def config(tmp_path: Path, data_folder: Path) -> DistillConfig:
         teacher=TeacherConfig(model=str(tmp_path / "teacher")),
         student=StudentConfig(spec="teacher"),
         data=DataConfig(path=str(data_folder)),
-        prune=PruneConfig(embedding_rank=RANK, unseen=1.0),
+        prune=PruneConfig(embedding_rank=RANK, max_split_share=1.0),
     )
 
 
