@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -82,14 +82,20 @@ class WeightAverage:
             weight.copy_(self.trained.pop(weight))
 
 
+def set_optimizer_mode(optimizer: Optimizer, mode: Literal["train", "eval"]) -> None:
+    """Gives the model the weights that are trained, or their averages; does nothing if the optimizer has none."""
+    if hasattr(optimizer, mode):
+        getattr(optimizer, mode)()
+
+
 @contextmanager
 def use_trained_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
     """Within the context, the student has the weights that are trained, also where it had their averages before."""
     with ExitStack() as restored:
         for optimizer in optimizers:
             if optimizer.param_groups[0].get(_SWAPPED, False):
-                optimizer.train()  # type: ignore[attr-defined]
-                restored.callback(optimizer.eval)  # type: ignore[attr-defined]
+                set_optimizer_mode(optimizer, "train")
+                restored.callback(set_optimizer_mode, optimizer, "eval")
         yield
 
 

@@ -37,6 +37,7 @@ from distill.parallel.pipeline import PipelineForward, PipelineTrainer
 from distill.parallel.pipeline_stage import freeze_embeddings
 from distill.tasks.logit_rows import OutputRows
 from distill.train.activation_checkpointing import checkpoint_layers
+from distill.train.averaging import set_optimizer_mode
 from distill.train.balance import BalanceState, GradientBalance
 from distill.train.batch_growth import NOISE, BatchGrowth
 from distill.train.config import TrainConfig
@@ -48,7 +49,7 @@ from distill.train.logged_values import (
     is_logging_step,
 )
 from distill.train.offload import ActivationOffload
-from distill.train.optimizer import build_optimizer, set_dropout, set_optimizer_mode
+from distill.train.optimizer import build_optimizer, set_dropout
 from distill.train.rate_control import RateControl
 from distill.train.schedule import build_schedule, set_schedule_step
 from distill.train.spike_watch import SpikeWatch

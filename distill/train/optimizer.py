@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -142,12 +142,6 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
         group["lr"].fill_(rate)
     else:
         group["lr"] = rate
-
-
-def set_optimizer_mode(optimizer: Optimizer, mode: Literal["train", "eval"]) -> None:
-    """Gives the model the weights that are trained, or their averages; does nothing if the optimizer has none."""
-    if hasattr(optimizer, mode):
-        getattr(optimizer, mode)()
 
 
 def take_empty_step(optimizer: Optimizer) -> None:

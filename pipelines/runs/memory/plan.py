@@ -106,7 +106,7 @@ def fit_into_memory(module: DistillationModule, data: RowsDataModule, folder: Pa
             file.parent.mkdir(parents=True, exist_ok=True)
             write_json(file, stored)
     elif stored["optimizer"] != train.optimizer:
-        job.console.say(f"  {job.label}: goes on with {stored['optimizer']}, which a memory limit made it start with")
+        job.console.say(f"  {job.label}: resumes with {stored['optimizer']}, which was chosen to fit a memory limit")
     plan = MemoryPlan(**stored)
     plan.apply(module, data)
     return {} if plan.optimizer == train.optimizer else {OPTIMIZER_BITS: STATE_BITS[plan.optimizer]}

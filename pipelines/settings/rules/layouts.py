@@ -111,6 +111,12 @@ def check_training_layout(setting: str, facts: Facts) -> None:
         )
 
 
+def trains_in_stages(f: Facts, layout: str) -> bool:
+    """Returns whether a layout, `student_layout` or `finetuning_layout`, is that of a training in pipeline stages."""
+    is_trained = layout == "student_layout" or f.settings.teacher.finetune != "never"
+    return is_trained and getattr(f, layout).pp > 1
+
+
 def check_memory_layout(setting: str, facts: Facts) -> None:
     """Checks that a training that is fit into memory can be measured step by step.
 
@@ -309,11 +315,7 @@ LAYOUT_RULES: tuple[Rule | Check, ...] = (
     ),
     *(
         Rule(
-            lambda s, f, layout=layout: (  # type: ignore[misc]
-                f.precision == "16-mixed"
-                and getattr(f, layout).pp > 1
-                and (layout == "student_layout" or s.teacher.finetune != "never")
-            ),
+            lambda s, f, layout=layout: f.precision == "16-mixed" and trains_in_stages(f, layout),  # type: ignore[misc]
             f"machine.precision 16-mixed: expected a {who} without pipeline stages, found {{f.{layout}}}: stages run "
             f"the backward pass of losses that aren't scaled; use bf16-mixed, fsdp or tp{hint}",
             ("precision", layout),
@@ -326,9 +328,7 @@ LAYOUT_RULES: tuple[Rule | Check, ...] = (
     *(
         Rule(
             lambda s, f, layout=layout: (  # type: ignore[misc]
-                f.task in ("multi-label", "question-answering")
-                and getattr(f, layout).pp > 1
-                and (layout == "student_layout" or s.teacher.finetune != "never")
+                f.task in ("multi-label", "question-answering") and trains_in_stages(f, layout)
             ),
             f"task {{f.task}}: expected a {who} without pipeline stages, found {{f.{layout}}}: stages compute the loss "
             "of one class for each row; use fsdp or tp",

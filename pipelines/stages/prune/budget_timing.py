@@ -94,7 +94,7 @@ class TimingTexts:
         encoded, pad_id = self.task.encode(tokenizer, self.examples, self.max_length), find_padding_id(tokenizer)
         budget = self.budget
         rows = np.arange(min(len(encoded), count_timed_texts(budget)))
-        if len(rows) < budget.batch:  # short documents, several of which make up a row
+        if len(rows) < budget.batch:  # short documents are packed, several to a row
             rows = np.resize(rows, budget.batch)
         return {each: collate_calls((encoded, pad_id), rows, budget.batch, each) for each in budget.lengths}
 

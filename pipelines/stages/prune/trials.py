@@ -14,9 +14,10 @@ from distill.losses.config import LossConfig
 from distill.losses.teacher_signals import SignalSource
 from distill.models.short_attention import attend_to_short_texts
 from distill.tasks.logit_rows import OutputRows
+from distill.train.averaging import set_optimizer_mode
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from distill.train.optimizer import build_optimizer, set_optimizer_mode, set_rate
+from distill.train.optimizer import build_optimizer, set_rate
 from pipelines.runs.console import STEPS, TEXTS, Console
 from pipelines.stages.prepare.scoring import TeacherComparison
 

@@ -173,7 +173,7 @@ def test_a_plan_that_reduces_the_optimizer_states_is_in_the_metrics_and_said_on_
 ):
     plan = MemoryPlan("none", 1, f"adamw-{bits}bit", peak=1, seconds=1.0)
     monkeypatch.setattr(MemoryPlanner, "list_plans", lambda self: [plan])
-    remark = f"test: goes on with adamw-{bits}bit, which a memory limit made it start with"
+    remark = f"test: resumes with adamw-{bits}bit, which was chosen to fit a memory limit"
     for memory, is_resumed in (("100GB", False), ("", True)):
         module, job = build_module(), replace(build_job(memory), console=Console())
         assert fit_into_memory(module, data, tmp_path, job) == {OPTIMIZER_BITS: bits}

@@ -18,7 +18,7 @@ LONG = Examples(["perhaps " * 100], None, [0])
 
 @pytest.fixture
 def models(tmp_path) -> CascadeModels:
-    """Two students, of which one was trained on shorter texts than the data allows."""
+    """Two students, one of which was trained on shorter texts than the data allows."""
 
     def build(name: str, longest: int) -> Any:
         folder = saved(build_model("bert"), word_tokenizer(model_max_length=longest), tmp_path / name)

@@ -1,4 +1,4 @@
-"""Tests the report of a frontier of which no pruned model reaches a speed."""
+"""Tests the report of a frontier in which no pruned model reaches a requested speed."""
 
 import json
 from pathlib import Path

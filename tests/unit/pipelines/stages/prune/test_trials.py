@@ -17,8 +17,8 @@ from distill.losses.config import LossConfig
 from distill.student.build import build_student
 from distill.tasks.logit_rows import OutputRows
 from distill.teacher.online import OnlineTeacher
+from distill.train.averaging import set_optimizer_mode
 from distill.train.config import TrainConfig
-from distill.train.optimizer import set_optimizer_mode
 from pipelines.runs.console import Console
 from pipelines.runs.manifest import JsonObject
 from pipelines.settings.commands.distill import DistillConfig, MachineConfig, TeacherConfig
