@@ -13,3 +13,7 @@ class CompressError(InputError):
 
 class VerificationError(RuntimeError):
     """The comparison of an exported artefact with its model was interrupted, so the artefact is unverified."""
+
+
+class TimingError(RuntimeError):
+    """The process that times models failed or was killed, so that their latency is unknown."""

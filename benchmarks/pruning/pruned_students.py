@@ -34,8 +34,8 @@ speed is measured anew each time.
 import argparse
 import json
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -224,13 +224,12 @@ class Benchmark:
         students = [student for student in tried if student["selected"]]
         length = self.first.config.data.max_length
         texts = draw_texts(self.first.splits.test, self.budget, length, 0, self.first.task)
-        reference = replace_inputs(self.search.teacher, texts.inputs(self.first.tokenizer))
-        built = {"teacher": reference, "again": replace_inputs(reference, reference.inputs, self.budget.threads)}
+        reference = replace(self.search.teacher, inputs=texts.inputs(self.first.tokenizer))
+        built = {"teacher": reference, "again": reference}
         for number, student in enumerate(students):
             folder = Path(student["folder"])
-            runner = OnnxModel(folder / str(self.target), self.budget.threads)
             tokenizer = load_tokenizer(folder / TOKENIZER)
-            built[str(number)] = TimedModel(self.target, folder, runner, texts.inputs(tokenizer))
+            built[str(number)] = TimedModel(self.target, folder, texts.inputs(tokenizer))
         latencies = time_together(
             built, self.budget, self.budget.lengths[0], self.options.rounds, self.console, "timing"
         )
@@ -252,7 +251,7 @@ class Benchmark:
         }
 
     def _describe_teacher(self, built: TimedModel, latency: Latency) -> TeacherResult:
-        runner = cast(OnnxModel, self.search.teacher.runner)
+        runner = OnnxModel(built.path, self.options.threads)
         scores = self.measure_scores(self.first, runner, self.first.tokenizer)
         size = measure_size(self.first.load_teacher(), built.bytes)
         return {**scores, **size, "latency": latency_entry(latency)}
@@ -268,12 +267,6 @@ def measure_size(model: PreTrainedModel, size: int) -> ModelSize:
     embeddings = sum(parameter.numel() for parameter in model.get_input_embeddings().parameters())
     total = model.num_parameters()
     return {"params": total, "without_embeddings": total - embeddings, "bytes": size}
-
-
-def replace_inputs(built: TimedModel, inputs: Mapping[int, Sequence[Inputs]], threads: int = 0) -> TimedModel:
-    """Returns the same files with other inputs, opened once more if `threads` is set."""
-    runner = OnnxModel(built.folder / str(built.target), threads) if threads else built.runner
-    return TimedModel(built.target, built.folder, runner, inputs)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,11 @@ from benchmarks.training.logit_training import collate_arrays
 from compress.export.common.fold import fold_norms
 from compress.export.common.source import Source
 from compress.export.common.targets import find_target
-from compress.export.onnx.graph import ONNX_FILE, OnnxModel
+from compress.export.onnx.graph import ONNX_FILE
+from compress.export.runtimes import build_opener
 from compress.export.write import write_targets
-from compress.measure.latency import Latency, measure_latency
+from compress.measure.latency import Latency, summarize_times
+from compress.measure.process import open_timing_process
 from distill.checkpoint.custom_models import load_model_folder, save_model_folder
 from distill.checkpoint.norm_kinds import LAYERNORM, NORM_KINDS
 from distill.data.batches.batches import epoch_order
@@ -149,14 +151,15 @@ class Experiment(LogitExperiment):
             write_targets(Source(fold_norms(model), self.tokenizer), [find_target(RUNTIME)], folders[kind])
         folders[COPY] = folders[next(iter(models))]
         threads = self.options.threads
-        runners = {kind: OnnxModel(folder / RUNTIME, threads) for kind, folder in folders.items()}
+        target = find_target(RUNTIME)
+        openers = {kind: build_opener(target, folder / RUNTIME, threads) for kind, folder in folders.items()}
         texts = np.random.default_rng(0).permutation(len(self.test))[:TIMED_TEXTS]
         inputs = [collate_arrays(self.test, texts[i : i + 1], self.pad_id) for i in range(len(texts))]
         for batch in inputs:
             batch.setdefault("token_type_ids", np.zeros_like(batch["input_ids"]))
-        latencies = measure_latency(
-            runners, dict.fromkeys(runners, inputs), rounds=self.options.rounds, threads=threads
-        )
+        with open_timing_process(openers, threads) as process:
+            times = process.time_rounds(dict.fromkeys(openers, inputs), rounds=self.options.rounds)
+        latencies = {kind: summarize_times(each, inputs, threads) for kind, each in times.items()}
         return latencies, {kind: (folder / RUNTIME / ONNX_FILE).stat().st_size for kind, folder in folders.items()}
 
 

@@ -8,7 +8,7 @@ from typing import Generic
 import numpy as np
 
 from compress.measure.interval import MIN_BLOCKS
-from compress.measure.latency import TEXTS_PER_TURN, Latency, Name, Runner, TimedInputs, summarize_times, time_rounds
+from compress.measure.latency import TEXTS_PER_TURN, Latency, Name, TimedInputs, ignore_calls, summarize_times
 
 MAX_GROWTH = 8  # times the smallest number of blocks
 
@@ -67,25 +67,24 @@ class TimedGroup(Generic[Name]):
 
 
 def time_blocks(
-    runners: Mapping[Name, Runner],
+    time_rounds: Callable[..., dict[Name, np.ndarray]],
     groups: Sequence[TimedGroup[Name]],
     draw: Callable[[int], Mapping[Name, Sequence[TimedInputs]]],
     effort: Effort,
     *,
-    threads: int = 1,
-    on_call: Callable[[], None] = lambda: None,
+    on_calls: Callable[[int], None] = ignore_calls,
 ) -> dict[Name, BlockTimes]:
     """Times all models block by block; those of a settled group are left out of further blocks.
 
-    A block is timed by `time_rounds`, so that models alternate on it. The next block has other texts and comes later:
+    Models alternate on a block. The next block has other texts and comes later:
     blocks differ as the texts of the data do, and as the machine does from minute to minute.
 
     Args:
-        runners: Name -> runner, as of `time_rounds`.
-        groups: Each runner's group.
+        time_rounds: Times the models of the inputs, as `compress.measure.process.TimingProcess.time_rounds` does.
+        groups: Each model's group.
         draw: Returns the inputs of a block by its number.
         effort: Least and most blocks.
-        threads, on_call: As of `time_rounds`.
+        on_calls: As of `time_rounds`.
 
     Returns:
         Name -> times.
@@ -99,9 +98,7 @@ def time_blocks(
                 break
         names = [name for each in unsettled for name in each.names]
         inputs = draw(number)
-        times = time_rounds(
-            {name: runners[name] for name in names}, inputs, rounds=effort.rounds, threads=threads, on_call=on_call
-        )
+        times = time_rounds({name: inputs[name] for name in names}, rounds=effort.rounds, on_calls=on_calls)
         for name in names:
             block_times[name].times.append(times[name])
             block_times[name].inputs += inputs[name]

@@ -1,5 +1,6 @@
 """Latency measurement: models alternate on the same inputs, so that machine drift affects all of them alike."""
 
+import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,7 +9,6 @@ from itertools import cycle
 from typing import TypeVar
 
 import numpy as np
-import torch
 
 
 @dataclass(frozen=True)
@@ -40,32 +40,36 @@ TEXTS_PER_TURN = 16  # a runner's uninterrupted calls that are counted
 WARMUP_MS = 10
 Name = TypeVar("Name", bound=Hashable)
 TimedInputs = dict[str, np.ndarray]
-Runner = Callable[[TimedInputs], object]
 Inputs = TypeVar("Inputs")
+Runner = Callable[[Inputs], object]
+
+
+def ignore_calls(count: int) -> None:
+    """Does nothing with a number of calls."""
 
 
 def measure_latency(
-    runners: Mapping[Name, Runner],
+    runners: Mapping[Name, Runner[TimedInputs]],
     inputs: Mapping[Name, Sequence[TimedInputs]],
     *,
     rounds: int,
     warmup: int = 1,
     threads: int = 1,
-    on_call: Callable[[], None] = lambda: None,
+    on_calls: Callable[[int], None] = ignore_calls,
 ) -> dict[Name, Latency]:
     """Returns name -> its latency, measured by `time_rounds`, whose arguments it takes."""
-    times = time_rounds(runners, inputs, rounds=rounds, warmup=warmup, threads=threads, on_call=on_call)
+    times = time_rounds(runners, inputs, rounds=rounds, warmup=warmup, threads=threads, on_calls=on_calls)
     return {name: summarize_times(values, inputs[name], threads) for name, values in times.items()}
 
 
 def time_rounds(
-    runners: Mapping[Name, Callable[[Inputs], object]],
+    runners: Mapping[Name, Runner[Inputs]],
     inputs: Mapping[Name, Sequence[Inputs]],
     *,
     rounds: int,
     warmup: int = 1,
     threads: int = 1,
-    on_call: Callable[[], None] = lambda: None,
+    on_calls: Callable[[int], None] = ignore_calls,
 ) -> dict[Name, np.ndarray]:
     """Times every runner on every text, `rounds` times, alternating between runners after TEXTS_PER_TURN texts.
 
@@ -76,18 +80,19 @@ def time_rounds(
 
     Args:
         runners: Name -> function of one call's inputs, such as a padded batch of token ids ([batch, length] int64
-            each).
+            each); those without inputs aren't called.
         inputs: Name -> the inputs of its calls, on the same texts for all, which tokenizers may have split differently,
             and with the same number of rows.
         rounds: Times each input is run.
         warmup: Rounds that aren't counted.
-        threads: Threads of PyTorch while measuring; runners of other runtimes must be built with the same number.
-        on_call: Called after each timed call, outside the timing.
+        threads: Threads of PyTorch while measuring, if it is loaded; runners of other runtimes must be built with the
+            same number.
+        on_calls: Called after each turn with its number of timed calls.
 
     Returns:
         Name -> milliseconds [rounds, inputs].
     """
-    names = list(runners)
+    names = list(inputs)
     times: dict[Name, list[float]] = {name: [] for name in names}
     with limit_torch_threads(threads):
         for number in range(-warmup, rounds):
@@ -95,14 +100,19 @@ def time_rounds(
                 shift = (number + turn) % len(names)
                 for name in names[shift:] + names[:shift]:
                     batches = inputs[name][first : first + TEXTS_PER_TURN]
-                    milliseconds = _time_calls(runners[name], batches, on_call)
+                    milliseconds = _time_calls(runners[name], batches)
                     times[name] += milliseconds if number >= 0 else []
+                    on_calls(len(batches))
     return {name: np.reshape(values, (rounds, -1)) for name, values in times.items()}
 
 
 @contextmanager
 def limit_torch_threads(count: int) -> Iterator[None]:
-    """Limits PyTorch to `count` threads inside the block; 0 leaves the number unchanged."""
+    """Limits PyTorch, if it is loaded, to `count` threads inside the block; 0 leaves the number unchanged."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
     previous = torch.get_num_threads()
     torch.set_num_threads(count or previous)
     try:
@@ -111,9 +121,7 @@ def limit_torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(previous)
 
 
-def _time_calls(
-    runner: Callable[[Inputs], object], batches: Sequence[Inputs], on_call: Callable[[], None]
-) -> list[float]:
+def _time_calls(runner: Runner[Inputs], batches: Sequence[Inputs]) -> list[float]:
     """Returns the milliseconds of each call, after those that aren't counted."""
     _warm_up(runner, batches)
     milliseconds = []
@@ -121,11 +129,10 @@ def _time_calls(
         start = time.perf_counter()
         runner(batch)
         milliseconds.append((time.perf_counter() - start) * 1e3)
-        on_call()
     return milliseconds
 
 
-def _warm_up(runner: Callable[[Inputs], object], batches: Sequence[Inputs]) -> None:
+def _warm_up(runner: Runner[Inputs], batches: Sequence[Inputs]) -> None:
     """Calls the runner on the batches in turn, at least once, until WARMUP_MS have passed."""
     start = time.perf_counter()
     for batch in cycle(batches):

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from jsonargparse import SUPPRESS, ArgumentParser, DefaultHelpFormatter, Namespace
 
-from compress.errors import CompressError, ExportError, VerificationError
+from compress.errors import CompressError, ExportError, TimingError, VerificationError
 from distill.errors import InputError
 from pipelines.runs import stops
 from pipelines.runs.console import print_error
@@ -227,7 +227,7 @@ def describe_error(error: BaseException) -> str | None:
     """Returns the message for an error that the user can fix; None for any other error."""
     current: BaseException | None = error
     while current is not None:
-        if isinstance(current, InputError | ExportError | CompressError | VerificationError):
+        if isinstance(current, InputError | ExportError | CompressError | TimingError | VerificationError):
             return str(current)
         message = _describe_system_error(current)
         if message is not None:

@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from compress.cascade.reader import Cascade, Member, compute_probabilities, measure_margins
+from compress.cascade.openers import open_cascade, open_with_margin
+from compress.cascade.reader import Cascade, compute_probabilities, measure_margins
 from compress.cascade.temperature import fit_temperature
 from compress.cascade.thresholds import CascadeTarget, ChosenCascade, choose_cascade
 from compress.cascade.write import classify_in_subprocess, write_cascade
 from compress.errors import ExportError
 from compress.export.verify import MIN_AGREEMENT
+from compress.measure.process import Opener
 from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from distill.data.clean.deployment import PREPROCESSING
 from distill.errors import InputError
@@ -29,7 +32,7 @@ from pipelines.stages.deliver.standalone import check_evaluated_models, export_c
 from pipelines.stages.prepare.compared_texts import select_texts_and_pairs
 from pipelines.stages.prepare.data import data_stage
 
-VERSION = 7  # of the algorithm of both stages; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 8  # of the algorithm of both stages; bump it when the same inputs give a different result (docs/stages.md)
 CASCADE, CASCADE_EVALUATION = "cascade", "evaluation.json"
 
 
@@ -88,25 +91,22 @@ def member_logits_stage(models: CascadeModels) -> Artefact:
         for part in ("validation", "test"):
             logits = {name: models.compute_logits(name, member, part) for name, member in members.items()}
             np.savez(folder / f"{part}.npz", **logits)  # type: ignore[arg-type]
-        return time_members(models, {name: members[name] for name in models.students})
+        return time_students(models)
 
     return models.run.stage("member-logits", models.settings, models.inputs, work, version=VERSION)
 
 
-def time_members(models: CascadeModels, students: Mapping[str, Member]) -> JsonObject:
+def time_students(models: CascadeModels) -> JsonObject:
     """Returns each student's mean latency on validation texts, and what the margin of its answer adds to it, in ms."""
+    students, threads = models.students, models.config.measure.threads
     inputs = {name: models.list_timed_inputs(name, "validation") for name in students}
-    runners: dict[str, Any] = dict(students)
-    runners |= {f"margin of {name}": build_margin_runner(member, models) for name, member in students.items()}
+    openers: dict[str, Opener] = models.build_openers(students)
+    for name in students:
+        openers[f"margin of {name}"] = partial(open_with_margin, models.folders[name], threads, models.multi_label)
     timed_inputs = inputs | {f"margin of {name}": each for name, each in inputs.items()}
-    means = {name: float(each.mean()) for name, each in models.time_texts(runners, timed_inputs).items()}
+    means = {name: float(each.mean()) for name, each in models.time_texts(openers, timed_inputs).items()}
     margins = {name: max(0.0, means[f"margin of {name}"] - means[name]) for name in students}
     return {"milliseconds": {name: means[name] for name in students}, "margin_ms": margins}
-
-
-def build_margin_runner(member: Member, models: CascadeModels) -> Any:
-    """Returns a function of a text's inputs that computes a member's logits and margin."""
-    return lambda inputs: member.measure_margin(member(inputs), models.multi_label)
 
 
 def thresholds_stage(models: CascadeModels, answers: Artefact) -> Artefact:
@@ -221,10 +221,11 @@ def evaluate_cascade(models: CascadeModels, folder: Path, logits: Arrays) -> lis
 
     `logits` are those of the test split.
     """
-    cascade, members = Cascade(folder, models.config.measure.threads), models.open_members()
-    inputs: dict[str, Sequence[Any]] = {name: models.list_timed_inputs(name, "test") for name in members}
-    together = list(zip(*(inputs[name] for name in cascade.names), strict=True))
-    times = models.time_texts({CASCADE: cascade.answer} | members, {CASCADE: together} | inputs)
+    threads, names = models.config.measure.threads, Cascade(folder).names
+    inputs: dict[str, Sequence[Any]] = {name: models.list_timed_inputs(name, "test") for name in models.folders}
+    together = list(zip(*(inputs[name] for name in names), strict=True))
+    openers = {CASCADE: partial(open_cascade, folder, threads)} | models.build_openers(models.folders)
+    times = models.time_texts(openers, {CASCADE: together} | inputs)
     entries = []
     for name, model_logits in logits.items():
         scores = models.score_logits("test", model_logits)

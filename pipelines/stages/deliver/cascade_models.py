@@ -1,15 +1,15 @@
 """The exported models of a cascade: their inputs, answers, scores and latencies."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from compress.cascade.reader import Member
 from compress.export.common.targets import ExportTarget
-from compress.measure.latency import time_rounds
+from compress.measure.process import Opener, open_timing_process
 from distill.errors import InputError
 from distill.tasks.text_classification import MultiLabel
 from pipelines.runs.console import CALLS, TEXTS
@@ -77,6 +77,11 @@ class CascadeModels:
         """Returns all models, opened in ONNX Runtime."""
         return {name: Member(folder, threads=self.config.measure.threads) for name, folder in self.folders.items()}
 
+    def build_openers(self, names: Iterable[str]) -> dict[str, Opener]:
+        """Returns name -> function that opens the model in ONNX Runtime, also in a fresh process."""
+        threads = self.config.measure.threads
+        return {name: partial(Member, self.folders[name], threads=threads) for name in names}
+
     def _encode(self, name: str, part: str) -> EncodedTexts:
         checkpoint = self.models[name].path(HUGGINGFACE)
         return encode_split(checkpoint, getattr(self.splits, part), self.config.data.max_length, self.task)
@@ -107,12 +112,17 @@ class CascadeModels:
         drawn = np.random.default_rng(self.run.seed).permutation(len(texts[0]))[: self.config.measure.texts]
         return collate_calls(texts, drawn, batch=1)
 
-    def time_texts(self, runners: Mapping[str, Callable[[Any], object]], inputs: Mapping[str, Sequence[Any]]) -> Arrays:
-        """Returns the milliseconds of each text's fastest call, [texts] for each name; all take turns."""
+    def time_texts(self, openers: Mapping[str, Opener], inputs: Mapping[str, Sequence[Any]]) -> Arrays:
+        """Returns the milliseconds of each text's fastest call, [texts] for each name; all take turns in a process.
+
+        Raises:
+            TimingError: A model can't be opened or fails, or the process is killed.
+        """
         rounds, threads = self.config.measure.rounds, self.config.measure.threads
         total = sum(map(len, inputs.values())) * (rounds + 1)
-        with self.run.console.track("timing texts", total, CALLS) as advance:
-            times = time_rounds(runners, inputs, rounds=rounds, threads=threads, on_call=lambda: advance(1))
+        with open_timing_process(openers, threads) as process:
+            with self.run.console.track("timing texts", total, CALLS) as advance:
+                times = process.time_rounds(inputs, rounds=rounds, on_calls=advance)
         return {name: each.min(0) for name, each in times.items()}
 
     def score_logits(self, part: str, logits: np.ndarray) -> dict[str, float]:

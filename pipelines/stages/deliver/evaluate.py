@@ -26,13 +26,13 @@ from pipelines.stages.deliver.timed_texts import EncodedTexts, encode_split, to_
 if TYPE_CHECKING:
     import numpy as np
 
-    from compress.measure.latency import Runner
+    from compress.measure.latency import Runner, TimedInputs
     from distill.data.splits.examples import Splits
     from distill.tasks.scorer import Scorer
     from distill.tasks.task import Task
 
 
-VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 def evaluate_stage(
@@ -111,7 +111,7 @@ def validation_score(
 
 
 def score_rows(
-    runner: "Runner",
+    runner: "Runner[TimedInputs]",
     task: "Task",
     encoded: EncodedTexts,
     batch_size: int,

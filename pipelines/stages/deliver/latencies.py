@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from compress.export.runtimes import open_export
+from compress.export.runtimes import build_opener
 from compress.measure.blocks import BlockTimes, Effort, TimedGroup
 from compress.measure.interval import estimate_ratio
 from pipelines.reports.schema import EstimateEntry
@@ -18,7 +18,7 @@ from pipelines.stages.deliver.timed_texts import EncodedTexts
 from pipelines.stages.deliver.timing import CallConditions, estimate_entry, time_models
 
 if TYPE_CHECKING:
-    from compress.measure.latency import Runner
+    from compress.measure.process import Opener
 
 ENTRY_NAMES = (("latency", "speedup"), ("latency_batched", "speedup_batched"))  # entries of single texts and of batches
 
@@ -45,8 +45,8 @@ def add_latencies(
     closely enough, or until `end`, a time of `time.perf_counter`.
     """
     count = min(len(test) for test, _ in tests.values())  # another tokenizer may yield fewer blocks
-    runners = {
-        (c.name, *target.where): open_export(target, c.path(target), measure.threads)
+    openers = {
+        (c.name, *target.where): build_opener(target, c.path(target), measure.threads)
         for c in candidates
         for target in c.targets
     }
@@ -55,7 +55,7 @@ def add_latencies(
         if batch not in measurements:
             conditions = CallConditions(batch, 0, measure.threads)
             seconds = share * max(0.0, end - time.perf_counter())
-            measurements[batch] = measure_entries(run, entries, runners, tests, measure, conditions, seconds)
+            measurements[batch] = measure_entries(run, entries, openers, tests, measure, conditions, seconds)
         for entry in entries:
             entry[latency] = measurements[batch].latencies[read_key(entry)]
             entry[speedup] = describe_speedup(read_key(entry), measurements[batch])
@@ -64,7 +64,7 @@ def add_latencies(
 def measure_entries(
     run: Run,
     entries: Sequence[JsonObject],
-    runners: Mapping[Key, "Runner"],
+    openers: Mapping[Key, "Opener"],
     tests: Mapping[str, EncodedTexts],
     measure: MeasureConfig,
     conditions: CallConditions,
@@ -77,7 +77,7 @@ def measure_entries(
     if not names:
         return measured
     effort = Effort.plan(measure.texts, measure.rounds, conditions.batch, min(seconds, measure.seconds))
-    chosen = {name: runners[name] for name in names}
+    chosen = {name: openers[name] for name in names}
     texts = {name: tests[name[0]] for name in names}
     label = f"evaluate: timing batches of {conditions.batch}"
     times = time_models(run, label, chosen, texts, groups, conditions, effort)

@@ -5,10 +5,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from compress.export.runtimes import open_export
+from compress.export.runtimes import build_opener
 from compress.measure.blocks import BlockTimes, Effort, TimedGroup
 from compress.measure.interval import Estimate, estimate_median, estimate_ratio
-from compress.measure.latency import Runner
+from compress.measure.process import Opener
 from compress.prune.budget import TOLERANCE
 from pipelines.reports.schema import LatencyEntry, SpeedMeasurement, TargetEntry
 from pipelines.reports.targets import MeasuredSpeed, describe_measurement, describe_target, format_speed
@@ -29,7 +29,7 @@ from pipelines.stages.deliver.timing import (
 )
 from pipelines.stages.prepare.data import read_data, read_task
 
-VERSION = 2  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 3  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 SPEED = "speed.json"
 TEACHER, COPY, STUDENT = "teacher", "copy", "student"
 
@@ -74,8 +74,8 @@ def speed_stage(
 
     def work(folder: Path) -> JsonObject:
         paths = {name: export.folder / str(files[name]) for name, export in exports.items()}
-        runners = {name: open_export(files[name], path, config.budget.threads) for name, path in paths.items()}
-        runners[COPY] = open_export(files[TEACHER], paths[TEACHER], config.budget.threads)
+        openers = {name: build_opener(files[name], path, config.budget.threads) for name, path in paths.items()}
+        openers[COPY] = openers[TEACHER]
         task, part = read_task(data), read_data(data).test
         texts = {
             name: encode_split(export.folder / str(HUGGINGFACE), part, config.data.max_length, task)
@@ -84,7 +84,7 @@ def speed_stage(
         texts[COPY] = texts[TEACHER]
         limit = seconds / len(config.budget.lengths)
         measured = [
-            measure_speed(run, config, target, length, runners, texts, limit) for length in config.budget.lengths
+            measure_speed(run, config, target, length, openers, texts, limit) for length in config.budget.lengths
         ]
         slowest = min(measured, key=lambda each: each["share"]["value"])
         requested = cast(TargetEntry, asdict(target.uncorrected))
@@ -105,7 +105,7 @@ def measure_speed(
     config: DistillConfig,
     target: SpeedTarget,
     length: int,
-    runners: Mapping[str, Runner],
+    openers: Mapping[str, Opener],
     texts: Mapping[str, EncodedTexts],
     seconds: float,
 ) -> SpeedMeasurement:
@@ -119,7 +119,7 @@ def measure_speed(
 
     label = f"speed-{target.name}: timing" + (f" {length} tokens" if length else "")
     group = TimedGroup((TEACHER, COPY, STUDENT), is_settled)
-    times = time_models(run, label, runners, texts, [group], conditions, effort)
+    times = time_models(run, label, openers, texts, [group], conditions, effort)
     fastest = {name: each.fastest for name, each in times.items()}
     return {
         "length": length,

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from compress.export.common.huggingface import TorchModel
 from compress.export.common.source import Source
 from compress.export.common.targets import ExportTarget
-from compress.export.runtimes import open_export
+from compress.export.runtimes import build_opener
 from compress.export.write import write_targets
-from compress.measure.latency import Latency, Runner, TimedInputs, measure_latency, time_rounds
+from compress.measure.latency import Latency, TimedInputs, summarize_times
+from compress.measure.process import Opener, open_timing_process
 from compress.prune.budget import Budget
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.model import quantize_model
@@ -24,7 +24,6 @@ from distill.data.splits.examples import Examples
 from distill.tasks.task import Task
 from pipelines.runs.console import CALLS, Console
 from pipelines.runs.files import count_bytes
-from pipelines.stages.deliver.export import HUGGINGFACE
 from pipelines.stages.deliver.timed_texts import RowBlocks, collate_calls
 from pipelines.stages.prepare.compared_texts import measure_lengths, select_texts_and_pairs
 
@@ -35,17 +34,25 @@ LEAST_ROUNDS = 10
 
 @dataclass(frozen=True)
 class TimedModel:
-    """A model ready to be timed: its files, their runner, and its inputs, by the length of their texts."""
+    """A model ready to be timed: its files, in a folder of the target, and its inputs, by the length of their texts."""
 
     target: ExportTarget
     folder: Path
-    runner: Runner
     inputs: Mapping[int, Sequence[TimedInputs]]
+
+    @property
+    def path(self) -> Path:
+        """Folder of its files."""
+        return self.folder / str(self.target)
 
     @property
     def bytes(self) -> int:
         """Size of its files in bytes."""
-        return count_bytes(self.folder / str(self.target))
+        return count_bytes(self.path)
+
+    def build_opener(self, threads: int) -> Opener:
+        """Returns a function that opens the files, with threads of the runtime."""
+        return build_opener(self.target, self.path, threads)
 
 
 def build_timed(
@@ -58,17 +65,14 @@ def build_timed(
     *,
     reduce_range: bool = False,
 ) -> TimedModel:
-    """Exports the model into `folder` and opens the files; with `quantization` the weights are quantized first.
+    """Exports the model into `folder`; with `quantization` the weights are quantized first.
 
     With `reduce_range`, weights of ONNX Runtime's dynamic int8 quantization have 7 bits.
     """
     inputs = texts.inputs(tokenizer)
     layers = quantize_for_timing(model, quantization, next(iter(inputs.values()))) if quantization is not None else None
     write_targets(Source(model, tokenizer, layers, reduce_range), [target], folder)
-    if target == HUGGINGFACE:
-        return TimedModel(target, folder, TorchModel.of(model), inputs)
-    runner = open_export(target, folder / str(target), texts.budget.threads)
-    return TimedModel(target, folder, runner, inputs)
+    return TimedModel(target, folder, inputs)
 
 
 def quantize_for_timing(
@@ -118,7 +122,7 @@ def draw_texts(examples: Examples | Tagged, budget: Budget, max_length: int, see
 def time_together(
     models: Mapping[str, TimedModel], budget: Budget, length: int, rounds: int, console: Console, label: str
 ) -> dict[str, Latency]:
-    """Times all models in turn on the same texts of a length, and shows the progress with the label.
+    """Times all models in turn on the same texts of a length in a fresh process, and shows the progress.
 
     Args:
         models: The models by name.
@@ -128,17 +132,20 @@ def time_together(
             counted.
         console: Shows the progress.
         label: What is timed.
+
+    Raises:
+        TimingError: A model can't be opened or fails, or the process is killed.
     """
     texts = {name: each.inputs[length] for name, each in models.items()}
     calls = min(len(each) for each in texts.values())  # another tokenizer may split a long text into more rows
     inputs = {name: each[:calls] for name, each in texts.items()}
-    runners = {name: each.runner for name, each in models.items()}
-    warmup = time_rounds(runners, inputs, rounds=1, warmup=0, threads=budget.threads)
-    rounds = limit_rounds(rounds, sum(float(each.sum()) for each in warmup.values()) / 1e3)
-    with console.track(label, rounds * calls * len(models), CALLS) as advance:
-        return measure_latency(
-            runners, inputs, rounds=rounds, warmup=0, threads=budget.threads, on_call=lambda: advance(1)
-        )
+    openers = {name: each.build_opener(budget.threads) for name, each in models.items()}
+    with open_timing_process(openers, budget.threads) as process:
+        warmup = process.time_rounds(inputs, rounds=1, warmup=0)
+        rounds = limit_rounds(rounds, sum(float(each.sum()) for each in warmup.values()) / 1e3)
+        with console.track(label, rounds * calls * len(models), CALLS) as advance:
+            times = process.time_rounds(inputs, rounds=rounds, warmup=0, on_calls=advance)
+    return {name: summarize_times(each, inputs[name], budget.threads) for name, each in times.items()}
 
 
 def limit_rounds(rounds: int, seconds: float) -> int:

@@ -3,19 +3,22 @@
 import json
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from transformers import PreTrainedModel
 
 from compress.errors import CompressError
-from compress.measure.latency import Latency
+from compress.measure.process import Opener
 from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
 from compress.prune.importance.gates import LAYERS, Gates
@@ -351,13 +354,15 @@ def test_gradient_clipping_applies_to_the_student_alone(learned_training):
 # Complete runs of the stages.
 
 
-def predict_latencies(runners, inputs, *, rounds, threads=1, **rest):
+@contextmanager
+def predict_latencies(openers: Mapping[str, Opener], threads: int) -> Iterator[SimpleNamespace]:
     """Replaces measured latencies by ones computed from sizes: tiny models are faster than the clock's noise."""
-    latencies = {}
-    for name, runner in runners.items():
-        ms = COSTS.predict(sizes_in(runner.model))
-        latencies[name] = Latency(1, 12, threads, rounds, ms, ms, ms, ms)
-    return latencies
+    models = {name: opener().model for name, opener in openers.items()}
+
+    def time_rounds(inputs, *, rounds, **rest) -> dict[str, np.ndarray]:
+        return {n: np.full((rounds, len(each)), COSTS.predict(sizes_in(models[n]))) for n, each in inputs.items()}
+
+    yield SimpleNamespace(time_rounds=time_rounds)
 
 
 def sizes_in(model: PreTrainedModel) -> ModelSizes:
@@ -378,7 +383,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for split, count, seed in (("train", 90, 1), ("test", 40, 2)):
         write_csv(folder / "data" / f"{split}.csv", make_rows(count, seed))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(budget_timing, "measure_latency", predict_latencies)
+        patch.setattr(budget_timing, "open_timing_process", predict_latencies)
         yield folder
 
 

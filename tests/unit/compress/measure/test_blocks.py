@@ -1,13 +1,15 @@
 """Tests timing in blocks: who takes part in which block, and when it ends."""
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 
 from compress.measure.blocks import MAX_GROWTH, BlockTimes, Effort, TimedGroup, time_blocks
 from compress.measure.interval import MIN_BLOCKS
-from compress.measure.latency import TEXTS_PER_TURN
+from compress.measure.latency import TEXTS_PER_TURN, time_rounds
 
 EFFORT = Effort(rounds=2, size=3, min_blocks=2, max_blocks=5, seconds=60.0)
 
@@ -29,8 +31,8 @@ class Recorder:
 
         return run
 
-    def runners(self) -> dict:
-        return {name: self.runner(name) for name in self.blocks}
+    def timer(self) -> Callable[..., dict[str, np.ndarray]]:
+        return partial(time_rounds, {name: self.runner(name) for name in self.blocks})
 
 
 def never(times) -> bool:
@@ -43,7 +45,7 @@ def test_a_settled_group_takes_no_part_in_further_blocks():
         TimedGroup(("teacher", "student"), lambda times: len(times["student"].times) == 3),
         TimedGroup(("other",), lambda times: True),
     ]
-    timings = time_blocks(calls.runners(), groups, draw, EFFORT)
+    timings = time_blocks(calls.timer(), groups, draw, EFFORT)
     assert {name: sorted(blocks) for name, blocks in calls.blocks.items()} == {
         "teacher": [0, 1, 2],
         "student": [0, 1, 2],
@@ -54,13 +56,13 @@ def test_a_settled_group_takes_no_part_in_further_blocks():
 
 
 def test_unsettled_groups_are_timed_to_the_limit_of_blocks():
-    timings = time_blocks(Recorder().runners(), [TimedGroup(("teacher", "student", "other"), never)], draw, EFFORT)
+    timings = time_blocks(Recorder().timer(), [TimedGroup(("teacher", "student", "other"), never)], draw, EFFORT)
     assert all(each.fastest.shape == (EFFORT.max_blocks, 3) for each in timings.values())
 
 
 def test_without_time_only_the_least_number_of_blocks_is_timed():
     effort = Effort(EFFORT.rounds, EFFORT.size, EFFORT.min_blocks, EFFORT.max_blocks, seconds=0.0)
-    timings = time_blocks(Recorder().runners(), [TimedGroup(("teacher", "student", "other"), never)], draw, effort)
+    timings = time_blocks(Recorder().timer(), [TimedGroup(("teacher", "student", "other"), never)], draw, effort)
     assert len(timings["teacher"].times) == EFFORT.min_blocks
 
 

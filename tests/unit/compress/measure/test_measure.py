@@ -62,14 +62,14 @@ class CallRecorder:
 @pytest.mark.usefixtures("one_warm_up_call")
 @pytest.mark.parametrize(("rounds", "warmup"), [(1, 0), (3, 1), (2, 2)])
 def test_every_runner_gets_the_same_calls_and_each_call_is_reported(rounds, warmup):
-    calls, expected = CallRecorder(), []
-    found = measure_latency(calls.runners(), INPUTS, rounds=rounds, warmup=warmup, on_call=lambda: expected.append(1))
+    calls, counts = CallRecorder(), []
+    found = measure_latency(calls.runners(), INPUTS, rounds=rounds, warmup=warmup, on_calls=counts.append)
     assert list(found) == list(NAMES)
     assert {one.repeats for one in found.values()} == {rounds * len(LENGTHS)}
     count = Counter((name, length) for name, length, _ in calls.seen)
     each = dict.fromkeys(LENGTHS, rounds + warmup) | {LENGTHS[0]: 2 * (rounds + warmup)}  # warms up its block
     assert count == {(name, length): times for name in NAMES for length, times in each.items()}
-    assert len(expected) == len(NAMES) * len(LENGTHS) * (rounds + warmup)
+    assert counts == [len(LENGTHS)] * len(NAMES) * (rounds + warmup)
 
 
 @pytest.mark.usefixtures("one_warm_up_call")
@@ -95,10 +95,11 @@ def test_quantiles_are_computed_from_the_durations_of_the_calls_alone(clock):
     durations = iter([9, 0.001, 0.002, 0.003, 0.010, 0.004])
     batches = [{"input_ids": np.zeros((4, length), np.int64)} for length in (5, 9, 9, 8, 30)]
     runners = {"only": lambda batch: clock.work(next(durations))}
-    # The callback after a call takes time too, which must not count towards the call.
-    latency = measure_latency(runners, {"only": batches}, rounds=1, warmup=0, threads=2, on_call=lambda: clock.work(5))[
-        "only"
-    ]
+    # The callback after a turn takes time too, which must not count towards a call.
+    measured = measure_latency(
+        runners, {"only": batches}, rounds=1, warmup=0, threads=2, on_calls=lambda count: clock.work(5)
+    )
+    latency = measured["only"]
     wanted = Latency(batch=4, length=9, threads=2, repeats=5, median_ms=3.0, p10_ms=1.4, p90_ms=7.6, best_ms=3.0)
     assert asdict(latency) == pytest.approx(asdict(wanted))
 

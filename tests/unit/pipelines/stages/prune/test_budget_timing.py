@@ -11,6 +11,7 @@ from compress.prune.budget import Budget
 from distill.data.splits.examples import Examples
 from distill.tasks.language import CausalLM
 from pipelines.runs.console import Console
+from pipelines.stages.prune import budget_timing
 from pipelines.stages.prune.budget_timing import (
     LEAST_ROUNDS,
     MOST_SECONDS,
@@ -20,6 +21,7 @@ from pipelines.stages.prune.budget_timing import (
     time_together,
 )
 from support.clock import Clock
+from support.timing import time_here
 from support.tiny_models import make_rows
 
 TEXTS = [{"input_ids": np.ones((1, 5), np.int64)}] * 8
@@ -35,14 +37,13 @@ def test_long_texts_are_timed_less_often(
 ):
     clock = Clock()
     monkeypatch.setattr(latency, "time", clock)
-    models = {name: build_model(clock, share * teacher_seconds) for name, share in (("teacher", 1), ("student", 0.25))}
+    shares = {"teacher": 1, "student": 0.25}
+    runners = {name: lambda _, share=share: clock.work(share * teacher_seconds) for name, share in shares.items()}
+    monkeypatch.setattr(budget_timing, "open_timing_process", lambda *_: time_here(runners))
+    models = dict.fromkeys(shares, TimedModel(ExportTarget("onnxruntime"), Path("no-files"), {0: TEXTS}))
     found = time_together(models, Budget(speedup="4"), 0, requested, Console(quiet=True), "timing")
     assert {name: each.repeats for name, each in found.items()} == dict.fromkeys(models, timed * len(TEXTS))
     assert found["student"].best_ms == pytest.approx(250 * teacher_seconds)
-
-
-def build_model(clock: Clock, seconds: float) -> TimedModel:
-    return TimedModel(ExportTarget("onnxruntime"), Path("no-files"), lambda _: clock.work(seconds), {0: TEXTS})
 
 
 def test_rounds_without_measurable_time_are_not_limited():
