@@ -4,11 +4,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from compress.export.runtimes import build_opener
 from compress.measure.blocks import BlockTimes, Effort, TimedGroup
 from compress.measure.interval import estimate_ratio
+from compress.measure.process import TimingProcess, open_timing_process
 from pipelines.reports.schema import EstimateEntry
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Run
@@ -16,9 +16,6 @@ from pipelines.settings.commands.distill import MeasureConfig
 from pipelines.stages.deliver.evaluated_model import EvaluatedModel, Key, read_key
 from pipelines.stages.deliver.timed_texts import EncodedTexts
 from pipelines.stages.deliver.timing import CallConditions, estimate_entry, time_models
-
-if TYPE_CHECKING:
-    from compress.measure.process import Opener
 
 ENTRY_NAMES = (("latency", "speedup"), ("latency_batched", "speedup_batched"))  # entries of single texts and of batches
 
@@ -51,20 +48,22 @@ def add_latencies(
         for target in c.targets
     }
     measurements: dict[int, Measured] = {}
-    for (latency, speedup), batch, share in zip(ENTRY_NAMES, (1, min(measure.batch, count)), (0.5, 1.0), strict=True):
-        if batch not in measurements:
-            conditions = CallConditions(batch, 0, measure.threads)
-            seconds = share * max(0.0, end - time.perf_counter())
-            measurements[batch] = measure_entries(run, entries, openers, tests, measure, conditions, seconds)
-        for entry in entries:
-            entry[latency] = measurements[batch].latencies[read_key(entry)]
-            entry[speedup] = describe_speedup(read_key(entry), measurements[batch])
+    batches, shares = (1, min(measure.batch, count)), (0.5, 1.0)
+    with open_timing_process(openers, measure.threads) as process:
+        for (latency, speedup), batch, share in zip(ENTRY_NAMES, batches, shares, strict=True):
+            if batch not in measurements:
+                conditions = CallConditions(batch, 0, measure.threads)
+                seconds = share * max(0.0, end - time.perf_counter())
+                measurements[batch] = measure_entries(run, entries, process, tests, measure, conditions, seconds)
+            for entry in entries:
+                entry[latency] = measurements[batch].latencies[read_key(entry)]
+                entry[speedup] = describe_speedup(read_key(entry), measurements[batch])
 
 
 def measure_entries(
     run: Run,
     entries: Sequence[JsonObject],
-    openers: Mapping[Key, "Opener"],
+    process: TimingProcess[Key],
     tests: Mapping[str, EncodedTexts],
     measure: MeasureConfig,
     conditions: CallConditions,
@@ -77,10 +76,9 @@ def measure_entries(
     if not names:
         return measured
     effort = Effort.plan(measure.texts, measure.rounds, conditions.batch, min(seconds, measure.seconds))
-    chosen = {name: openers[name] for name in names}
     texts = {name: tests[name[0]] for name in names}
     label = f"evaluate: timing batches of {conditions.batch}"
-    times = time_models(run, label, chosen, texts, groups, conditions, effort)
+    times = time_models(run, label, process, texts, groups, conditions, effort)
     for name, block_times in times.items():
         measured.latencies[name] = asdict(block_times.summarize(conditions.threads))
         teacher = times.get(find_teacher_key(name))

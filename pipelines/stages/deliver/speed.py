@@ -8,7 +8,7 @@ from typing import Any, cast
 from compress.export.runtimes import build_opener
 from compress.measure.blocks import BlockTimes, Effort, TimedGroup
 from compress.measure.interval import Estimate, estimate_median, estimate_ratio
-from compress.measure.process import Opener
+from compress.measure.process import TimingProcess, open_timing_process
 from compress.prune.budget import TOLERANCE
 from pipelines.reports.schema import LatencyEntry, SpeedMeasurement, TargetEntry
 from pipelines.reports.targets import MeasuredSpeed, describe_measurement, describe_target, format_speed
@@ -83,9 +83,10 @@ def speed_stage(
         }
         texts[COPY] = texts[TEACHER]
         limit = seconds / len(config.budget.lengths)
-        measured = [
-            measure_speed(run, config, target, length, openers, texts, limit) for length in config.budget.lengths
-        ]
+        with open_timing_process(openers, config.budget.threads) as process:
+            measured = [
+                measure_speed(run, config, target, length, process, texts, limit) for length in config.budget.lengths
+            ]
         slowest = min(measured, key=lambda each: each["share"]["value"])
         requested = cast(TargetEntry, asdict(target.uncorrected))
         lengths = {"lengths": measured} if len(measured) > 1 else {}
@@ -105,7 +106,7 @@ def measure_speed(
     config: DistillConfig,
     target: SpeedTarget,
     length: int,
-    openers: Mapping[str, Opener],
+    process: TimingProcess[str],
     texts: Mapping[str, EncodedTexts],
     seconds: float,
 ) -> SpeedMeasurement:
@@ -119,7 +120,7 @@ def measure_speed(
 
     label = f"speed-{target.name}: timing" + (f" {length} tokens" if length else "")
     group = TimedGroup((TEACHER, COPY, STUDENT), is_settled)
-    times = time_models(run, label, openers, texts, [group], conditions, effort)
+    times = time_models(run, label, process, texts, [group], conditions, effort)
     fastest = {name: each.fastest for name, each in times.items()}
     return {
         "length": length,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from compress.measure.blocks import BlockTimes, Effort, TimedGroup, time_blocks
 from compress.measure.interval import Estimate
 from compress.measure.latency import Name, TimedInputs
-from compress.measure.process import Opener, open_timing_process
+from compress.measure.process import TimingProcess
 from pipelines.reports.schema import EstimateEntry
 from pipelines.runs.console import CALLS
 from pipelines.runs.manifest import JsonObject
@@ -36,25 +36,25 @@ class CallConditions:
 def time_models(
     run: Run,
     label: str,
-    openers: Mapping[Name, Opener],
+    process: TimingProcess[Name],
     texts: Mapping[Name, EncodedTexts],
     groups: Sequence[TimedGroup[Name]],
     conditions: CallConditions,
     effort: Effort,
 ) -> dict[Name, BlockTimes]:
-    """Times models in a fresh process on blocks of rows drawn by the run's seed, until the groups are settled.
+    """Times models of a process on blocks of rows drawn by the run's seed, until the groups are settled.
 
     Args:
         run: The run.
         label: Label of the progress.
-        openers: Name -> function that opens the model.
+        process: The process, with the models open.
         texts: Name -> the rows of a split by the model's tokenizer; another tokenizer may yield fewer.
         groups: Models that are timed on the same blocks.
         conditions: Batch, length and threads.
         effort: Least and most that is measured.
 
     Raises:
-        TimingError: A model can't be opened or fails, or the process is killed.
+        TimingError: A model fails, or the process is killed.
     """
     count = min(len(rows) for rows, _ in texts.values())
     lengths = next(iter(texts.values()))[0].lengths[:count]
@@ -67,9 +67,8 @@ def time_models(
         }
 
     calls = (effort.rounds + 1) * effort.size // conditions.batch * sum(len(each.names) for each in groups)
-    with open_timing_process(openers, conditions.threads) as process:
-        with run.console.track(label, effort.max_blocks * calls, CALLS) as advance:
-            return time_blocks(process.time_rounds, groups, draw, effort, on_calls=advance)
+    with run.console.track(label, effort.max_blocks * calls, CALLS) as advance:
+        return time_blocks(process.time_rounds, groups, draw, effort, on_calls=advance)
 
 
 def estimate_entry(estimate: Estimate) -> EstimateEntry:
