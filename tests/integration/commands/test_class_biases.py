@@ -31,10 +31,16 @@ def read_metrics(output: Path, stage: str) -> dict[str, object]:
     return json.loads((stage_folder(output, stage) / "manifest.json").read_text())["metrics"]
 
 
-def test_student_and_teacher_are_exported_with_fitted_biases(inputs, tmp_path):
-    output = tmp_path / "run"
+@pytest.fixture(scope="module")
+def fitted_run(inputs, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], str]:
+    """The folder of a finished run with fitted biases, its other arguments, and what it printed."""
+    output = tmp_path_factory.mktemp("fitted") / "run"
     arguments = small_run(*inputs, output, "--export", "onnx", "--epochs", "2", "--teacher_train.epochs", "2")
-    printed = run_to_success("distill", [*arguments, *FITTED])
+    return output, arguments, run_to_success("distill", [*arguments, *FITTED])
+
+
+def test_student_and_teacher_are_exported_with_fitted_biases(fitted_run):
+    output, _, printed = fitted_run
     assert "biases-teacher: validation" in printed
     for stage, fitted in (("teacher", "biases-teacher"), ("distill", "biases")):
         before, after = (read_weights(stage_folder(output, name) / "model") for name in (stage, fitted))
@@ -48,6 +54,10 @@ def test_student_and_teacher_are_exported_with_fitted_biases(inputs, tmp_path):
     assert all(torch.equal(delivered[name], fitted[name]) for name in fitted)
     assert "fitted to the validation split" in (output / "report.html").read_text()
 
+
+@pytest.mark.slow
+def test_the_same_run_without_biases_delivers_the_trained_student(fitted_run):
+    output, arguments, _ = fitted_run
     again = run_to_success("distill", arguments)
     assert "distill: already complete" in again
     assert "fitted to the validation split" not in (output / "report.html").read_text()
