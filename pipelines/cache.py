@@ -10,7 +10,7 @@ from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.runs.launch import launch_processes
 from pipelines.runs.processes import count_processes, is_distributed, join_world, leave_world
-from pipelines.runs.ray_engine import Workers, launch_on_ray
+from pipelines.runs.ray_launcher import Workers, launch_on_ray
 from pipelines.settings.commands.cache import (
     CACHE_SHORT_OPTIONS,
     InspectConfig,
@@ -88,10 +88,10 @@ def write(argv: Sequence[str]) -> None:
     from pipelines.stages.cache.run import check_layout, print_forecast, write_on_all_processes, write_on_one_process
 
     opened = open_teacher(config)
-    starts = (config.devices > 1 or config.engine == "ray") and not is_distributed()
+    starts = (config.devices > 1 or config.launcher == "ray") and not is_distributed()
     if starts and not config.dry_run:
         check_layout(config, opened.checkpoint, config.devices)
-        if config.engine == "ray":
+        if config.launcher == "ray":
             workers = Workers(config.devices, 0, config.threads, config.timeout, config.accelerator)
             launch_on_ray("pipelines.cache", ["write", *argv], workers, Path(config.cache))
         else:

@@ -15,7 +15,7 @@ from pipelines.runs.processes import (
     join_world,
     leave_world,
 )
-from pipelines.runs.ray_engine import Workers, launch_on_ray
+from pipelines.runs.ray_launcher import Workers, launch_on_ray
 from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
 
 # May differ between machines; the contents may not.
@@ -64,7 +64,7 @@ def run_locally(command: str, argv: Sequence[str], settings: DistillConfig, file
     if not is_distributed():  # otherwise the first process may already be writing there
         check_output(Path(settings.output))
     devices = 1 if settings.machine.asynchronous else settings.machine.devices  # else a stage starts the replicas
-    on_ray = settings.machine.engine == "ray"
+    on_ray = settings.machine.launcher == "ray"
     starts = (devices > 1 or on_ray) and not is_distributed()  # starts processes, or plans for them
     count = max(count_processes(), devices if starts or settings.dry_run else 1)
     if leaves_layout_open(settings, count):

@@ -1,4 +1,4 @@
-"""`python -m pipelines.launch`: writes what an engine runs, and submits it where the engine is at hand."""
+"""`python -m pipelines.launch`: writes what a launcher runs, and submits it where the launcher is at hand."""
 
 import shlex
 import shutil
@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from distill.errors import InputError
-from pipelines.launchers.job import ClusterJob, EngineFiles, read_command
+from pipelines.launchers.job import ClusterJob, LauncherFiles, read_command
 from pipelines.launchers.kubernetes import write_kubernetes
 from pipelines.launchers.marathon import write_marathon
 from pipelines.launchers.ray import write_ray
@@ -18,9 +18,9 @@ from pipelines.launchers.torchrun import write_torchrun
 from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.runs.output import write_unedited
-from pipelines.settings.commands.launch import LaunchConfig, check_engine
+from pipelines.settings.commands.launch import LaunchConfig, check_launcher
 
-ENGINES: dict[str, Callable[[ClusterJob], EngineFiles]] = {
+LAUNCHERS: dict[str, Callable[[ClusterJob], LauncherFiles]] = {
     "torchrun": write_torchrun,
     "ray": write_ray,
     "kubernetes": write_kubernetes,
@@ -39,61 +39,61 @@ EXAMPLES = """\
 
 def main(argv: Sequence[str]) -> None:
     """Runs the command with these arguments."""
-    engine, options, command = split_engine(argv)
+    launcher, options, command = split_launcher(argv)
     config = cli.parse(
         LaunchConfig,
         options,
-        prog=f"pipelines.launch {engine}",
-        about="Write the script or the manifests with which an engine runs the command after -- on several machines. "
-        f"ENGINE is {', '.join(ENGINES)}.",
+        prog=f"pipelines.launch {launcher}",
+        about="Write the script or the manifests with which a launcher runs the command after -- on several machines. "
+        f"LAUNCHER is {', '.join(LAUNCHERS)}.",
         examples=EXAMPLES,
         short={},
         command="-- python -m pipelines.COMMAND ...",
     )
-    check_engine(engine, config)
+    check_launcher(launcher, config)
     job = read_command(command, config)
-    manifest, console, folder = ENGINES[engine](job), Console(), Path(config.output)
+    manifest, console, folder = LAUNCHERS[launcher](job), Console(), Path(config.output)
     write_unedited(folder, manifest.files)
     rows = [(name, str(folder / name)) for name in manifest.files]
-    console.table(f"{engine}: {config.nodes} nodes of {config.per_node} processes", ("file", "where"), rows)
+    console.table(f"{launcher}: {config.nodes} nodes of {config.per_node} processes", ("file", "where"), rows)
     for note in manifest.notes:
         console.say(f"  {note}")
     if config.submit:
-        submit(engine, manifest, folder, console)
+        submit(launcher, manifest, folder, console)
     elif manifest.submit:
         console.say(f"  submit it with: {shlex.join(list_submission(manifest, folder))}")
 
 
-def split_engine(argv: Sequence[str]) -> tuple[str, list[str], list[str]]:
-    """Returns the engine, the options, and the words after `--`.
+def split_launcher(argv: Sequence[str]) -> tuple[str, list[str], list[str]]:
+    """Returns the launcher, the options, and the words after `--`.
 
     Raises:
-        InputError: The engine is unknown or missing.
+        InputError: The launcher is unknown or missing.
     """
     args = list(argv)
     options, command = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
     if not options or options[0] in ("-h", "--help"):
-        return "ENGINE", ["--help"], []
-    if options[0] not in ENGINES:
-        near = get_close_matches(options[0], ENGINES, 1)
+        return "LAUNCHER", ["--help"], []
+    if options[0] not in LAUNCHERS:
+        near = get_close_matches(options[0], LAUNCHERS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"engine: expected one of {', '.join(ENGINES)}, found {options[0]!r}{hint}")
+        raise InputError(f"launcher: expected one of {', '.join(LAUNCHERS)}, found {options[0]!r}{hint}")
     return options[0], options[1:], command
 
 
-def list_submission(manifest: EngineFiles, folder: Path) -> list[str]:
+def list_submission(manifest: LauncherFiles, folder: Path) -> list[str]:
     """Returns the words that submit a manifest from here, where the command's relative paths are found."""
     return [str(folder / word) if word in manifest.files else word for word in manifest.submit]
 
 
-def submit(engine: str, manifest: EngineFiles, folder: Path, console: Console) -> None:
-    """Runs the engine's own command on the files.
+def submit(launcher: str, manifest: LauncherFiles, folder: Path, console: Console) -> None:
+    """Runs the launcher's own command on the files.
 
     Raises:
-        InputError: The engine has no such command, it isn't installed, or it rejected the files.
+        InputError: The launcher has no such command, it isn't installed, or it rejected the files.
     """
     if not manifest.submit:
-        raise InputError(f"submit: {engine} has no command that submits files: submit them yourself")
+        raise InputError(f"submit: {launcher} has no command that submits files: submit them yourself")
     program = shutil.which(manifest.submit[0])
     if program is None:
         raise InputError(
@@ -101,7 +101,7 @@ def submit(engine: str, manifest: EngineFiles, folder: Path, console: Console) -
             "them from a machine that has it"
         )
     command = list_submission(manifest, folder)
-    done = subprocess.run([program, *command[1:]], check=False)  # noqa: S603 - the engine's own
+    done = subprocess.run([program, *command[1:]], check=False)  # noqa: S603 - the launcher's own
     if done.returncode:
         raise InputError(f"submit: {shlex.join(command)} ended with {done.returncode}: see its message above")
     console.say(f"  submitted with: {shlex.join(command)}")

@@ -1,4 +1,4 @@
-"""The job that an engine is to run: a command of this package on some nodes."""
+"""The job that a launcher is to run: a command of this package on some nodes."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ class ClusterJob:
     Args:
         module: Module of the command, such as pipelines.distill.
         arguments: Its arguments.
-        config: The nodes, and what the engine is told about them.
+        config: The nodes, and what the launcher is told about them.
     """
 
     module: str
@@ -56,8 +56,8 @@ class ClusterJob:
 
 
 @dataclass(frozen=True)
-class EngineFiles:
-    """What an engine runs.
+class LauncherFiles:
+    """What a launcher runs.
 
     Args:
         files: File name -> content.

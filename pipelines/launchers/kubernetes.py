@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from pipelines.launchers.job import ClusterJob, EngineFiles, quote_words
+from pipelines.launchers.job import ClusterJob, LauncherFiles, quote_words
 from pipelines.launchers.pods import (
     describe_failures,
     describe_metadata,
@@ -20,14 +20,14 @@ from pipelines.launchers.pods import (
 CONTAINER = "node"  # also the name that Kubeflow's runtimes expect
 
 
-def write_kubernetes(job: ClusterJob) -> EngineFiles:
+def write_kubernetes(job: ClusterJob) -> LauncherFiles:
     """Returns a file with the objects of the chosen form, separated as YAML documents."""
     objects = {"job": build_job, "jobset": build_jobset, "trainjob": build_trainjob}[job.config.form](job)
     name = f"{job.config.form}.yaml"
     note = "no volume is mounted: outputs are lost when the pods end; name a claim as --volume, or a URL as --output"
     notes = [] if job.config.volume or job.is_kept_at_url else [note]
     text = yaml.safe_dump_all(objects, sort_keys=False, width=120)
-    return EngineFiles({name: text}, ("kubectl", "apply", "-f", name), tuple(notes))
+    return LauncherFiles({name: text}, ("kubectl", "apply", "-f", name), tuple(notes))
 
 
 def build_job(job: ClusterJob) -> list[dict[str, Any]]:

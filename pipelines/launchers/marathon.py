@@ -6,12 +6,12 @@ whenever it ends, so each one sleeps after the command's end until it is deleted
 
 import json
 
-from pipelines.launchers.job import INVALID_INPUT, ClusterJob, EngineFiles, quote_words
+from pipelines.launchers.job import INVALID_INPUT, ClusterJob, LauncherFiles, quote_words
 
 AFTER = f"code=$?; case $code in 0|{INVALID_INPUT}) echo ended with $code; sleep infinity; esac; exit $code"
 
 
-def write_marathon(job: ClusterJob) -> EngineFiles:
+def write_marathon(job: ClusterJob) -> LauncherFiles:
     """Returns a list of applications for `PUT /v2/apps`; nodes meet at the first one's name in Mesos-DNS."""
     config = job.config
     address = config.address or f"{config.name}-0.marathon.mesos"
@@ -36,4 +36,4 @@ def write_marathon(job: ClusterJob) -> EngineFiles:
             container["volumes"] = [{"hostPath": config.volume, "containerPath": config.mount, "mode": "RW"}]
         apps.append(app | {"container": container})
     notes = ("submit it with: curl -X PUT -H 'Content-Type: application/json' -d @apps.json http://MARATHON/v2/apps",)
-    return EngineFiles({"apps.json": json.dumps(apps, indent=2) + "\n"}, (), notes)
+    return LauncherFiles({"apps.json": json.dumps(apps, indent=2) + "\n"}, (), notes)

@@ -1,4 +1,4 @@
-"""What engines start on every node: torchrun's agent, with exit codes that tell whether to run the job again.
+"""What launchers start on every node: torchrun's agent, with exit codes that tell whether to run the job again.
 
     python -m pipelines.launchers.node --nodes 2 --rank 0 --address first:29400 --processes 8 -- pipelines.distill ...
 
@@ -144,7 +144,7 @@ def find_exit_code(rank: int, code: int) -> int:
 
 
 def say(line: str) -> None:
-    """Writes a line at once: the engine's log is what a user sees."""
+    """Writes a line at once: the launcher's log is what a user sees."""
     print(line, file=sys.stderr, flush=True)
 
 

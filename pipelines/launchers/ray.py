@@ -5,14 +5,14 @@ from typing import Any
 import yaml
 
 from distill.errors import InputError
-from pipelines.launchers.job import ClusterJob, EngineFiles, quote_words
+from pipelines.launchers.job import ClusterJob, LauncherFiles, quote_words
 from pipelines.launchers.pods import describe_metadata, describe_pod
 from pipelines.settings.commands.launch import LaunchConfig
 
 RAY_VERSION = "2.60.0"
 
 
-def write_ray(job: ClusterJob) -> EngineFiles:
+def write_ray(job: ClusterJob) -> LauncherFiles:
     """Returns a script with the line that submits the job, and a RayJob if there is an image for its pods.
 
     Raises:
@@ -21,18 +21,19 @@ def write_ray(job: ClusterJob) -> EngineFiles:
     config = job.config
     if config.min_nodes != config.max_nodes:
         raise InputError(
-            f"nodes: expected one number with engine ray, found {config.nodes}: Ray Train's number of workers is fixed"
+            f"nodes: expected one number with launcher ray, found {config.nodes}: Ray Train's workers have a "
+            "fixed number"
         )
     workers = config.max_nodes * config.per_node
-    entry = ["python", "-m", job.module, *job.arguments, "--engine=ray", f"--devices={workers}"]
+    entry = ["python", "-m", job.module, *job.arguments, "--launcher=ray", f"--devices={workers}"]
     if job.module != "pipelines.cache":
         entry.append(f"--machine.restarts={config.restarts}")
     command = ["ray", "job", "submit", f"--submission-id={config.name}", "--working-dir=.", "--", *entry]
     files = {"submit.sh": f"#!/bin/sh\nexec {quote_words(command)}\n"}
     if not config.image:
-        return EngineFiles(files, ("sh", "submit.sh"))
+        return LauncherFiles(files, ("sh", "submit.sh"))
     files["rayjob.yaml"] = yaml.safe_dump(build_rayjob(job, quote_words(entry)), sort_keys=False, width=10**6)
-    return EngineFiles(files, ("kubectl", "apply", "-f", "rayjob.yaml"))
+    return LauncherFiles(files, ("kubectl", "apply", "-f", "rayjob.yaml"))
 
 
 def build_rayjob(job: ClusterJob, entry: str) -> dict[str, Any]:

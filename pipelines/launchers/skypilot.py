@@ -2,10 +2,10 @@
 
 import yaml
 
-from pipelines.launchers.job import RETRY, ClusterJob, EngineFiles, quote_words
+from pipelines.launchers.job import RETRY, ClusterJob, LauncherFiles, quote_words
 
 
-def write_skypilot(job: ClusterJob) -> EngineFiles:
+def write_skypilot(job: ClusterJob) -> LauncherFiles:
     """Returns the task as YAML. Managed jobs start again when a machine is lost, and after the code for a stop."""
     config = job.config
     resources: dict[str, object] = {
@@ -25,4 +25,4 @@ def write_skypilot(job: ClusterJob) -> EngineFiles:
     task |= {"file_mounts": {config.mount: {"source": config.volume, "mode": "MOUNT"}}} if config.volume else {}
     task |= {"setup": "pip install -c constraints.txt .", "run": f"exec {quote_words(command)}\n"}
     text = yaml.safe_dump(task, sort_keys=False, width=10**6)
-    return EngineFiles({"task.yaml": text}, ("sky", "jobs", "launch", "--yes", "task.yaml"))
+    return LauncherFiles({"task.yaml": text}, ("sky", "jobs", "launch", "--yes", "task.yaml"))

@@ -2,10 +2,10 @@
 
 import shlex
 
-from pipelines.launchers.job import RETRY, ClusterJob, EngineFiles, ShellWord, quote_words
+from pipelines.launchers.job import RETRY, ClusterJob, LauncherFiles, ShellWord, quote_words
 
 
-def write_slurm(job: ClusterJob) -> EngineFiles:
+def write_slurm(job: ClusterJob) -> LauncherFiles:
     """Returns the script; the node that srun starts first is where the others meet."""
     config = job.config
     minutes = max(1, round(60 * config.hours))
@@ -33,4 +33,4 @@ def write_slurm(job: ClusterJob) -> EngineFiles:
         "fi",
         "exit $code",
     ]
-    return EngineFiles({"job.sbatch": "\n".join(lines) + "\n"}, ("sbatch", "job.sbatch"))
+    return LauncherFiles({"job.sbatch": "\n".join(lines) + "\n"}, ("sbatch", "job.sbatch"))

@@ -1,9 +1,9 @@
 """A line of torchrun for each node."""
 
-from pipelines.launchers.job import ClusterJob, EngineFiles, ShellWord, quote_words
+from pipelines.launchers.job import ClusterJob, LauncherFiles, ShellWord, quote_words
 
 
-def write_torchrun(job: ClusterJob) -> EngineFiles:
+def write_torchrun(job: ClusterJob) -> LauncherFiles:
     """Returns a script with the line that is started on every node, which is passed the node's number.
 
     A single node needs no meeting point. torchrun ends with 1 whatever its processes returned.
@@ -25,4 +25,4 @@ def write_torchrun(job: ClusterJob) -> EngineFiles:
     lines += ["NODE=${1:?number of this node, from 0}"] if config.max_nodes > 1 else []
     lines.append(f"exec {quote_words(command)}")
     submit = ("sh", "torchrun.sh") if config.max_nodes == 1 else ()
-    return EngineFiles({"torchrun.sh": "\n".join(lines) + "\n"}, submit)
+    return LauncherFiles({"torchrun.sh": "\n".join(lines) + "\n"}, submit)

@@ -32,7 +32,7 @@ def localize(settings: DistillConfig) -> Iterator[tuple[DistillConfig, FileExcha
         if isinstance(url, str) and is_url(url):
             settings = set_setting(settings, name, str(fetch(url, name)))
     machine, machines = find_machine()
-    if not is_url(settings.output) or settings.machine.engine == "ray":
+    if not is_url(settings.output) or settings.machine.launcher == "ray":
         yield settings, None
     elif machines > 1:
         check_exchanged(settings)

@@ -7,7 +7,7 @@ from distill.data.config import DataConfig
 from distill.data.masking.config import MaskConfig
 from distill.data.rows.chat_config import ChatConfig
 from distill.errors import InputError
-from pipelines.settings.engines import Engine, check_devices, check_engine_package
+from pipelines.settings.launchers import Launcher, check_devices, check_launcher_package
 from pipelines.settings.places import check_local
 
 CACHE_SHORT_OPTIONS = {
@@ -87,8 +87,8 @@ class WriteConfig:
         writers: Number of writers that are started by hand.
         devices: Number of processes to start on this machine, which share the work; under torchrun, its own options set
             the number.
-        engine: Launcher of the processes: `torchrun`, on this machine; or `ray`, as Ray Train workers on the cluster at
-            RAY_ADDRESS, or else on this machine.
+        launcher: What starts the processes: `torchrun`, on this machine; or `ray`, as Ray Train workers on the cluster
+            at RAY_ADDRESS, or else on this machine.
         layout: Layout of the teacher on the processes: replicated, fsdp=N, hsdp=RxS, tp=N, pp=N or fsdp=N,tp=M,
             with numbers of processes for the letters, see docs/howto/distributed.md.
         timeout: Seconds that a process waits for the others in a collective operation before the run fails.
@@ -111,7 +111,7 @@ class WriteConfig:
     writer: int = 0
     writers: int = 1
     devices: int = 1
-    engine: Engine = "torchrun"
+    launcher: Launcher = "torchrun"
     layout: str = "replicated"
     timeout: float = 1800.0
     seed: int = 0
@@ -135,8 +135,8 @@ class WriteConfig:
         check_local("cache", self.cache)
         if not 0 < self.timeout <= LONGEST:
             raise InputError(f"timeout: expected more than 0 seconds, at most {LONGEST}, found {self.timeout}")
-        check_engine_package(self.engine, "engine")
-        check_devices(self.devices, self.engine, "devices")
+        check_launcher_package(self.launcher, "launcher")
+        check_devices(self.devices, self.launcher, "devices")
 
 
 @dataclass(frozen=True)

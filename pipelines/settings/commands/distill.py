@@ -23,7 +23,7 @@ from distill.teacher.sequences_config import SequencesConfig
 from distill.train.config import TrainConfig
 from distill.train.steps.on_policy_config import OnPolicyConfig
 from pipelines.settings.commands.cache import LONGEST, KeepConfig
-from pipelines.settings.engines import Engine, check_devices
+from pipelines.settings.launchers import Launcher, check_devices
 from pipelines.settings.outer_config import ASYNCHRONOUS, OuterConfig
 
 TaskName = Literal[
@@ -56,7 +56,7 @@ SHORT_OPTIONS = {
     "precision": "machine.precision",
     "devices": "machine.devices",
     "strategy": "machine.strategy",
-    "engine": "machine.engine",
+    "launcher": "machine.launcher",
     "accelerator": "machine.accelerator",
     "threads": "machine.threads",
 }
@@ -70,10 +70,10 @@ class MachineConfig:
         accelerator: Device to train on: cpu, gpu (or cuda), mps, or auto, which uses what the machine has.
         devices: Number of processes on this machine, at least 1, each with its own GPU if there are GPUs; under
             torchrun, its own options set the number.
-        engine: Launcher of the processes: `torchrun`, on this machine; or `ray`, as Ray Train workers on the cluster at
-            RAY_ADDRESS, or else on this machine.
+        launcher: What starts the processes: `torchrun`, on this machine; or `ray`, as Ray Train workers on the cluster
+            at RAY_ADDRESS, or else on this machine.
         restarts: Number of times that all processes are restarted after one has died; above 0 only with 2 or more
-            devices, or with engine ray.
+            devices, or with launcher ray.
         timeout: Seconds that a process waits for the others in a collective operation before the run fails; above 0, at
             most 31536000 (one year).
         strategy: How the student's processes train together; empty: as student.layout says. local-sgd and diloco train
@@ -102,7 +102,7 @@ class MachineConfig:
 
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
     devices: int = 1
-    engine: Engine = "torchrun"
+    launcher: Launcher = "torchrun"
     restarts: int = 0
     timeout: float = 1800.0
     strategy: str = ""
@@ -126,7 +126,7 @@ class MachineConfig:
         ):
             if getattr(self, name) < least:
                 raise InputError(f"machine.{name}: expected at least {least}, found {getattr(self, name)}")
-        check_devices(self.devices, self.engine, "machine.devices")
+        check_devices(self.devices, self.launcher, "machine.devices")
         if self.memory not in ("", "auto"):
             parse_bytes(self.memory, "machine.memory")
         if not 0 < self.timeout <= LONGEST:

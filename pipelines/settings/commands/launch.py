@@ -10,7 +10,7 @@ from pipelines.settings.places import check_local
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # a DNS label, with room for the suffixes of pods
 _NODES = re.compile(r"([1-9]\d*)(?::([1-9]\d*))?")
-# Settings that only some engines have.
+# Settings that only some launchers have.
 _OWN = {
     "image": ("ray", "kubernetes", "marathon"),
     "address": ("torchrun", "marathon"),
@@ -44,7 +44,7 @@ class LaunchConfig:
         volume: Storage that all nodes share: a persistent volume claim for kubernetes and ray, a host folder for
             marathon, a bucket URL for skypilot.
         mount: Path at which the volume is mounted on each node.
-        restarts: Maximum restarts of the processes after a failure, and of the job by its engine.
+        restarts: Maximum restarts of the processes after a failure, and of the job by its launcher.
         grace: Seconds from the stop signal until processes are killed, in which they write a checkpoint.
         hours: Hours after which the job is ended; for kubernetes, slurm, and ray with an image.
         address: Name or address of the node that the others connect to; only for torchrun and marathon.
@@ -58,7 +58,7 @@ class LaunchConfig:
         accelerator: Type of GPU that skypilot requests, such as H100.
         spot: Let skypilot use spot instances, which may be preempted.
         output: Folder that the files are written to.
-        submit: Submit the job with the engine's own command, if it is installed here.
+        submit: Submit the job with the launcher's own command, if it is installed here.
     """
 
     nodes: str = "1"
@@ -121,7 +121,7 @@ class LaunchConfig:
 
     @property
     def worker_grace(self) -> int:
-        """Seconds from the signal until a node ends its processes, so that it can tell the engine in time."""
+        """Seconds from the signal until a node ends its processes, so that it can tell the launcher in time."""
         return max(1, self.grace - 10)
 
     @property
@@ -142,33 +142,33 @@ def parse_nodes(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
-def check_engine(engine: str, config: LaunchConfig) -> None:
-    """Checks that an engine has what it needs, and that settings of others aren't ignored.
+def check_launcher(launcher: str, config: LaunchConfig) -> None:
+    """Checks that a launcher has what it needs, and that settings of others aren't ignored.
 
     Raises:
-        InputError: A setting is missing, or has no meaning for this engine.
+        InputError: A setting is missing, or has no meaning for this launcher.
     """
-    if engine == "kubernetes" and not config.image:
+    if launcher == "kubernetes" and not config.image:
         raise InputError("image: expected a container image with Stillroom for kubernetes, found none; see Dockerfile")
-    if engine == "skypilot" and config.gpus and not config.accelerator:
+    if launcher == "skypilot" and config.gpus and not config.accelerator:
         raise InputError(
             f"accelerator: expected a kind of GPU for skypilot, such as H100, found none for {config.gpus} GPUs: it "
             "couldn't look for machines"
         )
-    is_fixed = engine in ("skypilot", "marathon") or (engine == "kubernetes" and config.form == "trainjob")
+    is_fixed = launcher in ("skypilot", "marathon") or (launcher == "kubernetes" and config.form == "trainjob")
     if is_fixed and config.min_nodes != config.max_nodes:
-        name = "a trainjob" if engine == "kubernetes" else engine
+        name = "a trainjob" if launcher == "kubernetes" else launcher
         raise InputError(f"nodes: expected a fixed number for {name}, found {config.nodes}: it starts all or none")
-    if engine == "ray" and not config.image:
+    if launcher == "ray" and not config.image:
         for name in _OF_AN_IMAGE:
             if getattr(config, name) != getattr(LaunchConfig(), name):
                 raise InputError(
                     f"{name}: expected an image with it for ray, found none: without one the command joins a cluster "
                     "that is already running, and it would be ignored"
                 )
-    for name, engines in _OWN.items():
-        if getattr(config, name) != getattr(LaunchConfig(), name) and engine not in engines:
+    for name, launchers in _OWN.items():
+        if getattr(config, name) != getattr(LaunchConfig(), name) and launcher not in launchers:
             raise InputError(
-                f"{name}: expected only for {' and '.join(engines)}, found {getattr(config, name)!r} for {engine}: it "
-                "would be ignored"
+                f"{name}: expected only for {' and '.join(launchers)}, found {getattr(config, name)!r} for {launcher}: "
+                "it would be ignored"
             )

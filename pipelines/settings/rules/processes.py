@@ -1,9 +1,9 @@
-"""Invalid combinations of processes and engines, and files that they can't read."""
+"""Invalid combinations of processes and launchers, and files that they can't read."""
 
 from distill.errors import InputError
 from pipelines.settings.deepspeed_json import check_strategy
-from pipelines.settings.engines import check_engine_package
 from pipelines.settings.facts import Facts
+from pipelines.settings.launchers import check_launcher_package
 from pipelines.settings.places import check_data, is_url, path_exists
 from pipelines.settings.rules.asynchronous import check_asynchronous, check_replica_precision
 from pipelines.settings.rules.rule import Check, Rule
@@ -15,24 +15,24 @@ def check_deepspeed(f: Facts) -> None:
         check_strategy(f.settings.machine.deepspeed)
 
 
-def check_run_engine(f: Facts) -> None:
+def check_run_launcher(f: Facts) -> None:
     """Checks that Ray is installed where it is to start the processes, and that nothing else does.
 
     Raises:
         InputError: It isn't, or the strategy starts processes itself.
     """
     machine = f.settings.machine
-    if machine.engine == "ray" and machine.asynchronous:
+    if machine.launcher == "ray" and machine.asynchronous:
         raise InputError(
-            f"machine.engine ray: expected a layout, DeepSpeed or no strategy, found machine.strategy "
+            f"machine.launcher ray: expected a layout, DeepSpeed or no strategy, found machine.strategy "
             f"{machine.strategy}, which starts its replicas itself on this machine"
         )
-    if machine.engine == "ray" and is_url(f.settings.output):
+    if machine.launcher == "ray" and is_url(f.settings.output):
         raise InputError(
-            f"output {f.settings.output!r}: expected a folder that all nodes share with engine ray, found a URL: its "
+            f"output {f.settings.output!r}: expected a folder that all nodes share with launcher ray, found a URL: its "
             "workers may be on several machines"
         )
-    check_engine_package(machine.engine, "machine.engine")
+    check_launcher_package(machine.launcher, "machine.launcher")
 
 
 def check_general_text(f: Facts) -> None:
@@ -51,11 +51,11 @@ PROCESS_RULES: tuple[Rule | Check, ...] = (
     ),
     # Processes
     Rule(
-        lambda s, f: s.machine.restarts and s.machine.devices == 1 and s.machine.engine == "torchrun",
+        lambda s, f: s.machine.restarts and s.machine.devices == 1 and s.machine.launcher == "torchrun",
         "machine.restarts {s.machine.restarts}: expected machine.devices of 2 or more, found 1: a single process has "
         "no parent process that could restart it",
     ),
-    Check(check_run_engine),
+    Check(check_run_launcher),
     Rule(
         lambda s, f: s.teacher.processes and s.teacher.processes >= f.processes,
         "teacher.processes {s.teacher.processes}: expected fewer than the {f.processes} processes, because the student "

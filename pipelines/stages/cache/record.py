@@ -13,7 +13,7 @@ from pipelines.runs.manifest import JsonObject
 from pipelines.settings.commands.cache import KeepConfig, WriteConfig
 
 NOT_RECORDED = ("cache", "force", "dry_run", "writer", "writers", "devices", "layout", "timeout", "accelerator",
-                "threads", "engine")  # fmt: skip
+                "threads", "launcher")  # fmt: skip
 
 
 def record_settings(config: WriteConfig) -> JsonObject:

@@ -19,7 +19,7 @@ from pipelines.settings.commands.cache import (
 )
 from pipelines.settings.commands.cascade import CascadeConfig
 from pipelines.settings.commands.distill import SHORT_OPTIONS, DistillConfig
-from pipelines.settings.commands.launch import check_engine
+from pipelines.settings.commands.launch import check_launcher
 from pipelines.settings.commands.plan import SHORT_PLANNER_OPTIONS, PlannerConfig
 from real.documents import DOCUMENTS, commands_of
 from support.commands import ROOT, run_to_success, small_run
@@ -64,9 +64,9 @@ def test_every_command_of_the_documents_is_parsed(line: str, monkeypatch):
 def check_parsing(line: str) -> None:
     _, _, module, *arguments = shlex.split(line)
     if module == "pipelines.launch":
-        engine, arguments, command = launch.split_engine(arguments)
+        launcher, arguments, command = launch.split_launcher(arguments)
         config = parse(launch.LaunchConfig, arguments, prog=module, about="", examples="", short={})
-        check_engine(engine, config)
+        check_launcher(launcher, config)
         read_command(command, config)
         check_parsing(shlex.join(command))
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distill.errors import InputError
-from pipelines.runs.ray_engine import FAILURE, exit_with_message, name_storage, print_file
+from pipelines.runs.ray_launcher import FAILURE, exit_with_message, name_storage, print_file
 from pipelines.runs.stops import list_descendants
 from support.commands import run_to_success, small_run, start
 from support.processes.stopping import wait_for_checkpoint
@@ -36,7 +36,7 @@ def expected(inputs, tmp_path_factory) -> str:
 @pytest.mark.timeout(600)
 def test_ray_trains_the_student_of_torchrun(inputs, expected, tmp_path):
     output = tmp_path / "run"
-    printed = run_to_success("distill", small_run(*inputs, output, *SETTINGS, "--engine", "ray"), fresh=True)
+    printed = run_to_success("distill", small_run(*inputs, output, *SETTINGS, "--launcher", "ray"), fresh=True)
     assert student_hash(output) == expected
     assert "student: distilling: epoch" in printed
     assert not name_storage(output).exists()
@@ -46,7 +46,7 @@ def test_ray_trains_the_student_of_torchrun(inputs, expected, tmp_path):
 @pytest.mark.timeout(600)
 def test_a_killed_worker_is_started_again_and_resumes(inputs, expected, tmp_path):
     output = tmp_path / "run"
-    settings = (*SETTINGS, "--engine", "ray", "--machine.restarts", "2", "--train.checkpoint_every", "2")
+    settings = (*SETTINGS, "--launcher", "ray", "--machine.restarts", "2", "--train.checkpoint_every", "2")
     process = start("distill", small_run(*inputs, output, *settings), fresh=True)
     wait_for_checkpoint(output)
     os.kill(find_worker(process.pid), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What is written for each engine: checked with the engines' own schemas, which need no cluster."""
+"""What is written for each launcher: checked with the launchers' own schemas, which need no cluster."""
 
 import json
 import subprocess
@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from distill.errors import InputError
-from pipelines.launch import ENGINES, main, split_engine
+from pipelines.launch import LAUNCHERS, main, split_launcher
 from pipelines.launchers.job import ClusterJob, read_command
-from pipelines.settings.commands.launch import LaunchConfig, check_engine
+from pipelines.settings.commands.launch import LaunchConfig, check_launcher
 
 WORDS = ["python", "-m", "pipelines.distill", "--config", "configs/demo.yaml", "--output", "/shared/runs/it's here"]
 
@@ -21,7 +21,7 @@ def make_job(**changes: object) -> ClusterJob:
 
 
 def read_objects(job: ClusterJob) -> list[dict]:
-    (text,) = ENGINES["kubernetes"](job).files.values()
+    (text,) = LAUNCHERS["kubernetes"](job).files.values()
     return list(yaml.safe_load_all(text))
 
 
@@ -54,7 +54,7 @@ def test_kubernetes_accepts_the_job_and_its_service(queue):
 def test_outputs_that_would_end_with_their_pods_are_announced(output, volume, is_warned):
     config = LaunchConfig(nodes="2", image="registry/stillroom:1", volume=volume)
     job = read_command(["stillroom", "distill", "--data", "s3://texts/all", *output], config)
-    assert any("outputs are lost when the pods end" in note for note in ENGINES["kubernetes"](job).notes) == is_warned
+    assert any("outputs are lost when the pods end" in note for note in LAUNCHERS["kubernetes"](job).notes) == is_warned
 
 
 def test_a_misspelt_field_of_a_job_is_found():
@@ -98,11 +98,11 @@ def test_kubeflows_models_know_every_field(form, module, name, volume):
     assert list_unknown(manifest, model.from_dict(manifest).to_dict()) == [".spec.trainr"]
 
 
-@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "marathon"])
-def test_the_command_arrives_word_for_word(engine, tmp_path):
+@pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name != "marathon"])
+def test_the_command_arrives_word_for_word(launcher, tmp_path):
     """The scripts run with commands of their own for what they start, which write their arguments to a file."""
-    job = make_job(image="", nodes="2") if engine != "kubernetes" else make_job()
-    line = find_line(engine, job)
+    job = make_job(image="", nodes="2") if launcher != "kubernetes" else make_job()
+    line = find_line(launcher, job)
     stub = '#!/bin/sh\nprintf "%s\\n" "$@" > "$OUT"\n'
     starts = {"srun": "shift", "ray": 'while [ "$1" != -- ]; do shift; done; shift'}
     for name in ("python", "torchrun", "srun", "ray"):
@@ -119,33 +119,33 @@ def test_the_command_arrives_word_for_word(engine, tmp_path):
     first = arguments.index(WORDS[3])
     assert arguments[first : first + 4] == WORDS[3:]
     assert "pipelines.distill" in arguments
-    if engine not in ("torchrun", "ray"):
+    if launcher not in ("torchrun", "ray"):
         assert {"--rank=1", "--nodes=2", "--processes=8"} <= set(arguments)
         address = next(word for word in arguments if word.startswith("--address="))
         assert address == (
-            "--address=stillroom-0.stillroom:29400" if engine == "kubernetes" else "--address=10.0.0.1:29400"
+            "--address=stillroom-0.stillroom:29400" if launcher == "kubernetes" else "--address=10.0.0.1:29400"
         )
 
 
-def find_line(engine: str, job: ClusterJob) -> str:
+def find_line(launcher: str, job: ClusterJob) -> str:
     """Returns the text that a shell on a node runs."""
-    if engine == "kubernetes":
+    if launcher == "kubernetes":
         return read_objects(job)[1]["spec"]["template"]["spec"]["containers"][0]["command"][-1]
-    if engine == "skypilot":
+    if launcher == "skypilot":
         job = ClusterJob(job.module, job.arguments, LaunchConfig(nodes="2", gpus=8, accelerator="H100"))
-    (text,) = ENGINES[engine](job).files.values()
-    return yaml.safe_load(text)["run"] if engine == "skypilot" else text
+    (text,) = LAUNCHERS[launcher](job).files.values()
+    return yaml.safe_load(text)["run"] if launcher == "skypilot" else text
 
 
 def test_a_single_node_runs_torchrun_alone():
-    manifest = ENGINES["torchrun"](read_command(WORDS, LaunchConfig(processes=2)))
+    manifest = LAUNCHERS["torchrun"](read_command(WORDS, LaunchConfig(processes=2)))
     assert "--standalone" in manifest.files["torchrun.sh"]
     assert manifest.submit == ("sh", "torchrun.sh")
 
 
 def test_slurm_keeps_a_job_that_may_go_on_with_fewer_nodes():
     fixed, elastic = (
-        ENGINES["slurm"](make_job(nodes=nodes, image="", volume="")).files["job.sbatch"] for nodes in ("2", "1:4")
+        LAUNCHERS["slurm"](make_job(nodes=nodes, image="", volume="")).files["job.sbatch"] for nodes in ("2", "1:4")
     )
     assert "--no-kill" not in fixed
     assert "#SBATCH --no-kill\n" in elastic
@@ -153,7 +153,7 @@ def test_slurm_keeps_a_job_that_may_go_on_with_fewer_nodes():
 
 
 def test_slurm_queues_again_what_was_stopped():
-    text = ENGINES["slurm"](make_job(nodes="1:4", image="", volume="", queue="gpu", account="me")).files["job.sbatch"]
+    text = LAUNCHERS["slurm"](make_job(nodes="1:4", image="", volume="", queue="gpu", account="me")).files["job.sbatch"]
     for option in ("--nodes=1-4", "--requeue", "--signal=TERM@120", "--partition=gpu", "--account=me"):
         assert f"#SBATCH {option}" in text
     assert '[ "$code" -eq 75 ]' in text
@@ -162,7 +162,7 @@ def test_slurm_queues_again_what_was_stopped():
 
 def test_marathon_has_an_application_for_each_node():
     """Its fields are those of the documentation of Marathon 1.5: no package has a schema."""
-    apps = json.loads(ENGINES["marathon"](make_job(address="10.0.0.1")).files["apps.json"])
+    apps = json.loads(LAUNCHERS["marathon"](make_job(address="10.0.0.1")).files["apps.json"])
     known = {
         "id", "cmd", "cpus", "mem", "gpus", "instances", "taskKillGracePeriodSeconds", "maxLaunchDelaySeconds",
         "upgradeStrategy", "networks", "container",
@@ -177,7 +177,7 @@ def test_marathon_has_an_application_for_each_node():
 
 
 def test_a_marathon_task_sleeps_after_success_and_ends_after_a_stop(tmp_path):
-    (app, *_) = json.loads(ENGINES["marathon"](make_job()).files["apps.json"])
+    (app, *_) = json.loads(LAUNCHERS["marathon"](make_job()).files["apps.json"])
     for code, sleeps in ((0, True), (2, True), (75, False), (1, False)):
         for name, text in (("python", f"exit {code}"), ("sleep", "echo asleep")):
             (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -210,7 +210,7 @@ def test_values_out_of_range_are_rejected(changes, message):
 
 
 @pytest.mark.parametrize(
-    ("engine", "changes", "message"),
+    ("launcher", "changes", "message"),
     [
         ("kubernetes", {}, "image"),
         ("skypilot", {"gpus": 8}, "accelerator"),
@@ -220,9 +220,9 @@ def test_values_out_of_range_are_rejected(changes, message):
         ("torchrun", {"spot": True}, "spot"),
     ],
 )
-def test_settings_that_an_engine_lacks_or_ignores_are_named(engine, changes, message):
+def test_settings_that_a_launcher_lacks_or_ignores_are_named(launcher, changes, message):
     with pytest.raises(InputError, match=message):
-        check_engine(engine, LaunchConfig(**changes))
+        check_launcher(launcher, LaunchConfig(**changes))
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_commands_that_nodes_cannot_share_are_rejected(command, message):
 
 def test_unknown_engines_are_answered_with_the_nearest():
     with pytest.raises(InputError, match="did you mean 'kubernetes'"):
-        split_engine(["kubernets", "--", *WORDS])
+        split_launcher(["kubernets", "--", *WORDS])
 
 
 def test_files_are_written_once_and_edits_are_kept(tmp_path, capsys):
@@ -292,7 +292,7 @@ RAY_WORKERS = RAY_GROUP | {"groupName", "replicas", "minReplicas", "maxReplicas"
 
 def test_a_rayjob_has_the_fields_of_kuberay_and_pods_of_kubernetes():
     validate = pytest.importorskip("kubernetes_validate").validate
-    job = yaml.safe_load(ENGINES["ray"](make_job(queue="team")).files["rayjob.yaml"])
+    job = yaml.safe_load(LAUNCHERS["ray"](make_job(queue="team")).files["rayjob.yaml"])
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     assert job["spec"].keys() <= RAY_JOB
     cluster = job["spec"]["rayClusterSpec"]
@@ -310,12 +310,12 @@ def test_a_rayjob_has_the_fields_of_kuberay_and_pods_of_kubernetes():
 
 
 def test_ray_runs_the_command_with_as_many_workers_as_processes():
-    text = ENGINES["ray"](make_job(image="")).files["submit.sh"]
+    text = LAUNCHERS["ray"](make_job(image="")).files["submit.sh"]
     assert "ray job submit --submission-id=stillroom --working-dir=. -- python -m pipelines.distill" in text
-    assert "--engine=ray --devices=16 --machine.restarts=10" in text
+    assert "--launcher=ray --devices=16 --machine.restarts=10" in text
     assert "'/shared/runs/it'\"'\"'s here'" in text
 
 
 def test_ray_starts_a_fixed_number_of_workers():
-    with pytest.raises(InputError, match="nodes: expected one number with engine ray, found 1:4"):
-        ENGINES["ray"](make_job(nodes="1:4"))
+    with pytest.raises(InputError, match="nodes: expected one number with launcher ray, found 1:4"):
+        LAUNCHERS["ray"](make_job(nodes="1:4"))

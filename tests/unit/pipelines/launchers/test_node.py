@@ -1,4 +1,4 @@
-"""What a node starts: real processes of torchrun's agent, and the exit codes that engines act on."""
+"""What a node starts: real processes of torchrun's agent, and the exit codes that launchers act on."""
 
 import os
 import signal

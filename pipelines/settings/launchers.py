@@ -6,20 +6,20 @@ from typing import Literal
 from distill.errors import InputError
 from pipelines.settings.values import check_count
 
-Engine = Literal["torchrun", "ray"]
+Launcher = Literal["torchrun", "ray"]
 
 
-def check_engine_package(engine: str, setting: str) -> None:
-    """Checks that the package of an engine is installed.
+def check_launcher_package(launcher: str, setting: str) -> None:
+    """Checks that the package of a launcher is installed.
 
     Raises:
         InputError: It isn't.
     """
-    if engine == "ray" and importlib.util.find_spec("ray") is None:
+    if launcher == "ray" and importlib.util.find_spec("ray") is None:
         raise InputError(f"{setting} ray: Ray isn't installed: pip install -e '.[ray]', or use torchrun")
 
 
-def check_devices(devices: int, engine: str, setting: str) -> None:
+def check_devices(devices: int, launcher: str, setting: str) -> None:
     """Checks the number of processes; Ray's may be those of a whole cluster.
 
     Raises:
@@ -27,5 +27,5 @@ def check_devices(devices: int, engine: str, setting: str) -> None:
     """
     if devices < 1:
         raise InputError(f"{setting}: expected at least 1, found {devices}")
-    if engine != "ray":
+    if launcher != "ray":
         check_count(setting, devices)
