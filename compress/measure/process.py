@@ -20,6 +20,7 @@ import numpy as np
 
 from compress.errors import TimingError
 from compress.measure.latency import Name, Runner, ignore_calls, time_rounds
+from compress.measure.load import ProcessorSeconds, start_counting
 from compress.subprocesses import end_with_parent, signal_name
 
 # Opens a model; it is pickled, so it must be a function of a module, or a functools.partial of one.
@@ -37,6 +38,7 @@ class TimingProcess(Generic[Name]):
 
     def __init__(self, connection: Connection, process: "subprocess.Popen[bytes]"):
         self.connection, self.process = connection, process
+        self.processors = ProcessorSeconds()  # while models were timed
 
     def time_rounds(
         self,
@@ -54,7 +56,9 @@ class TimingProcess(Generic[Name]):
         self.send((dict(inputs), rounds, warmup))
         while (received := self.receive())[0] == CALLS:
             on_calls(received[1])
-        return received[1]  # type: ignore[no-any-return]
+        times, processors = received[1]
+        self.processors += processors
+        return times  # type: ignore[no-any-return]
 
     def send(self, request: object) -> None:
         """Sends a request to the process."""
@@ -124,9 +128,9 @@ def main(descriptor: str) -> None:
             connection.send((OPENED, None))
             while True:
                 inputs, rounds, warmup = connection.recv()
-                on_calls = partial(send_calls, connection)
+                on_calls, count_seconds = partial(send_calls, connection), start_counting()
                 times = time_rounds(runners, inputs, rounds=rounds, warmup=warmup, threads=threads, on_calls=on_calls)
-                connection.send((TIMES, times))
+                connection.send((TIMES, (times, count_seconds())))
         except EOFError:
             return
         except Exception:  # noqa: BLE001 - the parent reports it

@@ -76,7 +76,8 @@ class SpeedMeasurement(TypedDict):
     """A student's speed under the conditions of its budget, on texts of `length` tokens; 0: of their own lengths.
 
     `share` is the speed relative to the requested one, `control` the latency of the teacher divided by that of a second
-    copy of its file. `settled`: the interval of the share is as narrow as requested.
+    copy of its file. `settled`: the interval of the share is as narrow as requested. `other_load` is the share of the
+    machine's processors that other processes used meanwhile; None where the system doesn't say.
     """
 
     length: int
@@ -89,6 +90,7 @@ class SpeedMeasurement(TypedDict):
     texts: int
     rounds: int
     settled: bool
+    other_load: float | None
 
 
 class TargetSpeed(SpeedMeasurement):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from compress.measure.load import BUSY
 from compress.prune.budget import TOLERANCE
 from pipelines.reports.formatting import capitalize_first, format_percent, format_ratio
 from pipelines.reports.schema import (
@@ -135,10 +136,18 @@ def describe_measurement(measured: SpeedMeasurement) -> str:
     control = abs(measured["control"]["value"] - 1)
     length = f" of {measured['length']} tokens" if measured["length"] else ""
     unsettled = "" if measured["settled"] else ", until the limit of time or texts, before the interval was narrow"
+    load = describe_load(measured["other_load"])
     return (
         f"timed on {measured['texts']} texts{length}, {measured['rounds']} times each{unsettled}; two copies of the "
-        f"teacher's file differed by {format_percent(control)}"
+        f"teacher's file differed by {format_percent(control)}{f'; meanwhile {load}' if load else ''}"
     )
+
+
+def describe_load(share: float | None) -> str:
+    """Returns how much other processes did while models were timed; empty if too little to matter, or unknown."""
+    if share is None or share < BUSY:
+        return ""
+    return f"other processes used {format_percent(share, 0)} of this machine's processors, so latencies may be too high"
 
 
 def explain_retries(measured: TargetSpeed) -> list[str]:

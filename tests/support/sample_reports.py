@@ -142,6 +142,7 @@ def target_speed(requested, speedup):
         "texts": 144,
         "rounds": 8,
         "settled": True,
+        "other_load": 0.02,
         "retries": 0,
         "reason": "",
     }

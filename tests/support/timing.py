@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from compress.measure.latency import Runner, time_rounds
+from compress.measure.load import ProcessorSeconds
 
 
 @contextmanager
 def time_here(runners: Mapping[str, Runner[Any]]) -> Iterator[SimpleNamespace]:
     """Yields what stands for a timing process."""
-    yield SimpleNamespace(time_rounds=partial(time_rounds, runners))
+    yield SimpleNamespace(time_rounds=partial(time_rounds, runners), processors=ProcessorSeconds())

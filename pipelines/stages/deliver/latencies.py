@@ -10,6 +10,7 @@ from compress.measure.blocks import BlockTimes, Effort, TimedGroup
 from compress.measure.interval import estimate_ratio
 from compress.measure.process import TimingProcess, open_timing_process
 from pipelines.reports.schema import EstimateEntry
+from pipelines.reports.targets import describe_load
 from pipelines.runs.manifest import JsonObject
 from pipelines.runs.stage import Run
 from pipelines.settings.commands.distill import MeasureConfig
@@ -58,6 +59,8 @@ def add_latencies(
             for entry in entries:
                 entry[latency] = measurements[batch].latencies[read_key(entry)]
                 entry[speedup] = describe_speedup(read_key(entry), measurements[batch])
+    if load := describe_load(process.processors.share):
+        run.console.say(f"  evaluate: {load}")
 
 
 def measure_entries(

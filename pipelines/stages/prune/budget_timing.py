@@ -22,6 +22,7 @@ from distill.data.batches.packing import find_padding_id
 from distill.data.rows.tagged import Tagged
 from distill.data.splits.examples import Examples
 from distill.tasks.task import Task
+from pipelines.reports.targets import describe_load
 from pipelines.runs.console import CALLS, Console
 from pipelines.runs.files import count_bytes
 from pipelines.stages.deliver.timed_texts import RowBlocks, collate_calls
@@ -145,6 +146,8 @@ def time_together(
         rounds = limit_rounds(rounds, sum(float(each.sum()) for each in warmup.values()) / 1e3)
         with console.track(label, rounds * calls * len(models), CALLS) as advance:
             times = process.time_rounds(inputs, rounds=rounds, warmup=0, on_calls=advance)
+    if load := describe_load(process.processors.share):
+        console.say(f"  {label}: {load}")
     return {name: summarize_times(each, inputs[name], budget.threads) for name, each in times.items()}
 
 

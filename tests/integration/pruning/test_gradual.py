@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import Callback
 from transformers import PreTrainedModel
 
 from compress.errors import CompressError
+from compress.measure.load import ProcessorSeconds
 from compress.measure.process import Opener
 from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
@@ -362,7 +363,7 @@ def predict_latencies(openers: Mapping[str, Opener], threads: int) -> Iterator[S
     def time_rounds(inputs, *, rounds, **rest) -> dict[str, np.ndarray]:
         return {n: np.full((rounds, len(each)), COSTS.predict(sizes_in(models[n]))) for n, each in inputs.items()}
 
-    yield SimpleNamespace(time_rounds=time_rounds)
+    yield SimpleNamespace(time_rounds=time_rounds, processors=ProcessorSeconds())
 
 
 def sizes_in(model: PreTrainedModel) -> ModelSizes:
