@@ -26,6 +26,7 @@ from compress.subprocesses import end_with_parent, signal_name
 # Opens a model; it is pickled, so it must be a function of a module, or a functools.partial of one.
 Opener: TypeAlias = Callable[[], Runner[Any]]
 OPENED, CALLS, TIMES, FAILED = "opened", "calls", "times", "failed"  # kinds of answers
+THREADS = "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"  # read by numpy's libraries when they are loaded
 
 
 class TimingProcess(Generic[Name]):
@@ -99,14 +100,19 @@ def open_timing_process(openers: Mapping[Name, Opener], threads: int) -> Iterato
 
     Args:
         openers: Name -> function that opens its model.
-        threads: Threads of PyTorch in the process; models of other runtimes must be opened with the same number.
+        threads: Threads of PyTorch and numpy in the process, 0: their own default; models of other runtimes must be
+            opened with the same number.
 
     Raises:
         TimingError: A model can't be opened, or the process is killed.
     """
     connection, other = Pipe()
     command = [sys.executable, "-m", __name__, str(other.fileno())]
-    with connection, subprocess.Popen(command, pass_fds=[other.fileno()]) as process:  # noqa: S603 - this module itself
+    environment = os.environ | (dict.fromkeys(THREADS, str(threads)) if threads else {})
+    with (
+        connection,
+        subprocess.Popen(command, pass_fds=[other.fileno()], env=environment) as process,  # noqa: S603 - this module
+    ):
         other.close()
         try:
             timing = TimingProcess[Name](connection, process)
@@ -118,7 +124,7 @@ def open_timing_process(openers: Mapping[Name, Opener], threads: int) -> Iterato
 
 
 def main(descriptor: str) -> None:
-    """Opens the models that the connection names, and times them on each inputs that it sends, until it is closed."""
+    """Opens the models that the parent names, and times them on the inputs that it sends, until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and ends this process
     with Connection(int(descriptor)) as connection:
         try:

@@ -50,11 +50,15 @@ def test_a_checkpoint_is_timed_with_the_requested_threads(tmp_path):
     save_model_folder(build_model("bert"), tmp_path / "huggingface")
     threads = torch.get_num_threads() + 1
     read_threads = partial(eval, f"lambda inputs: 1 / (__import__('torch').get_num_threads() == {threads})")
+    read_setting = partial(
+        eval, f"lambda inputs: 1 / (__import__('os').environ['OPENBLAS_NUM_THREADS'] == '{threads}')"
+    )
     texts = [{"input_ids": np.ones((1, 4), np.int64), "attention_mask": np.ones((1, 4), np.int64)}]
     texts[0]["token_type_ids"] = texts[0]["input_ids"] * 0
-    openers = {"threads": read_threads, "model": partial(TorchModel, tmp_path / "huggingface")}
+    model = partial(TorchModel, tmp_path / "huggingface")
+    openers = {"threads": read_threads, "setting": read_setting, "model": model}
     with open_timing_process(openers, threads) as process:
-        times = process.time_rounds(dict.fromkeys(("model", "threads"), texts), rounds=1)
+        times = process.time_rounds(dict.fromkeys(openers, texts), rounds=1)
     assert set(times) == set(openers)
 
 
