@@ -31,7 +31,7 @@ SETTINGS = {
     "batch-64": ["--train.batch_size=64", "--teacher_train.batch_size=64"],
     "sgd": ["--train.optimizer=sgd", "--teacher_train.optimizer=sgd"],
     "tokens": ["--train.batch_tokens=1024", "--teacher_train.batch_tokens=1024"],
-    "online": ["--teacher.signals=online"],
+    "online": ["--teacher.online=true"],
     "accumulated": ["--train.batch_size=8", "--train.accumulate=4", "--teacher_train.batch_size=8"],
 }
 STAGES = ("teacher", "cache", "distill")

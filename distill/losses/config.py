@@ -332,7 +332,7 @@ def check_sparse_signals(loss: LossConfig, form: str) -> None:
         raise InputError(
             f"loss.divergence: expected {' or '.join(SPARSE_DIVERGENCES)} with cached {form} signals, found "
             f"{loss.divergence}: they contain too little of the teacher's distribution; use keep.signals logits, or "
-            "teacher.signals online"
+            "teacher.online true"
         )
 
 

@@ -27,8 +27,7 @@ class TeacherConfig:
             memory, otherwise that of the fastest pair as `pipelines.plan` predicts it. N, M, R and S are numbers of
             processes, see docs/howto/distributed.md.
         offload: With FSDP, keep the teacher's weights in CPU memory.
-        signals: `cached` computes the teacher's signals once and trains without it; `online` runs the teacher in every
-            step.
+        online: Run the teacher in every step of the training, instead of computing its signals once before.
         processes: Number of processes dedicated to the teacher, which compute the next batch's signals while the
             student trains. With 0 the teacher shares the student's processes.
     """
@@ -42,8 +41,13 @@ class TeacherConfig:
     probe: bool = True
     layout: str = "auto"
     offload: bool = False
-    signals: Literal["cached", "online"] = "cached"
+    online: bool = False
     processes: int = 0
+
+    @property
+    def source(self) -> Literal["cached", "online"]:
+        """Where a training's signals come from."""
+        return "online" if self.online else "cached"
 
     def __post_init__(self) -> None:
         count = 1 + len(self.additional)
@@ -53,15 +57,16 @@ class TeacherConfig:
             )
         if self.sharpness < 0:
             raise InputError(f"teacher.sharpness: expected at least 0, found {self.sharpness}")
-        if self.additional and (self.processes or self.signals == "online"):
+        if self.additional and (self.processes or self.online):
             raise InputError(
-                f"teacher.additional: expected cached signals and no processes with {count} teachers, found signals "
-                f"{self.signals} and processes {self.processes}: several teachers are only queried to write a cache"
+                f"teacher.additional: expected cached signals (teacher.online false) and no processes with {count} "
+                f"teachers, found {self.source} ones and processes {self.processes}: several teachers are only queried "
+                "to write a cache"
             )
         if self.processes < 0:
             raise InputError(f"teacher.processes: expected at least 0, found {self.processes}")
-        if self.processes and self.signals != "online":
+        if self.processes and not self.online:
             raise InputError(
-                f"teacher.processes {self.processes}: expected teacher.signals online, found {self.signals}: cached "
-                "signals are read without a teacher, whose processes would be idle"
+                f"teacher.processes {self.processes}: expected teacher.online true, found false: cached signals are "
+                "read without a teacher, whose processes would be idle"
             )

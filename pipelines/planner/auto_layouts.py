@@ -50,7 +50,7 @@ def choose_pair(settings: DistillConfig, workload: Workload, hardware: Hardware)
     Raises:
         InputError: No pair fits.
     """
-    tracer, is_online = LayoutTracer(workload, hardware), settings.teacher.signals == "online"
+    tracer, is_online = LayoutTracer(workload, hardware), settings.teacher.online
     teachers = tracer.trace_teachers(list_teacher_layouts(settings, workload, hardware))
     students = tracer.trace_students(select_layouts(settings.student.layout, hardware), online=is_online)
     pairs = list_pairs(teachers, () if is_online else students, students if is_online else (), workload, hardware)

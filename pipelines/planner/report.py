@@ -135,14 +135,14 @@ def explain_choice(plan: ClusterPlan) -> list[str]:
     """Returns why the fastest pair was chosen, in sentences."""
     pair, memory = plan.chosen, plan.hardware.memory
     lines = [
-        f"chosen: teacher {pair.teacher.layout}, student {describe_layout(pair.student)}, signals {pair.signals}: the "
+        f"chosen: teacher {pair.teacher.layout}, student {describe_layout(pair.student)}, {pair.signals} signals: the "
         f"fastest of {len(plan.pairs)} pairs that fit, {pair.hours:,.2f} hours; {(memory - pair.peak) / 1e9:,.1f} of "
         f"{memory / 1e9:,.1f} GB stay free"
     ]
     other = plan.find_fastest("online" if pair.signals == "cached" else "cached")
     if other is not None:
         lines.append(
-            f"with signals {other.signals} the fastest pair takes {other.hours:,.2f} hours (teacher "
+            f"with {other.signals} signals the fastest pair takes {other.hours:,.2f} hours (teacher "
             f"{other.teacher.layout}, student {describe_layout(other.student)}), {other.hours / pair.hours:.2f} times "
             "as long"
         )
@@ -179,7 +179,7 @@ def list_chosen_settings(plan: ClusterPlan) -> dict[str, Any]:
     assert train is not None
     chosen = replace(
         run,
-        teacher=replace(run.teacher, layout=str(pair.teacher.layout), signals=pair.signals),
+        teacher=replace(run.teacher, layout=str(pair.teacher.layout), online=pair.signals == "online"),
         student=replace(run.student, layout=str(pair.student.layout), offload=pair.student.offloaded > 0),
         train=replace(run.train, checkpointing=train.checkpointing, optimizer=train.optimizer),
         machine=replace(run.machine, precision=plan.workload.settings.machine.precision),

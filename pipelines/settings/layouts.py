@@ -68,7 +68,7 @@ def layout_settings(config: DistillConfig, processes: int) -> tuple[LayoutSettin
 
 def choose_teacher_layout(config: DistillConfig) -> str:
     """Returns the teacher's layout as written; for `auto`, the student's if it is queried for segments."""
-    is_queried = config.teacher.signals == "online" and not config.teacher.processes
+    is_queried = config.teacher.online and not config.teacher.processes
     is_copied = config.teacher.layout == AUTO and is_queried and "cp=" in config.student.layout
     return config.student.layout if is_copied else config.teacher.layout
 

@@ -193,7 +193,7 @@ def selects_from_cache(settings: DistillConfig) -> bool:
 def stores_signals(settings: DistillConfig) -> bool:
     """Returns whether the teacher's signals are stored before the training."""
     is_trained_on = settings.loss.needs_teacher and (not settings.student.trained or settings.quantize.scheme != "")
-    return is_trained_on and settings.teacher.signals == "cached"
+    return is_trained_on and not settings.teacher.online
 
 
 def signal_stages(settings: DistillConfig) -> list[str]:

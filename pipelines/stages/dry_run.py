@@ -44,7 +44,7 @@ def describe_sizes(plan: RunPlan, splits: Splits) -> list[tuple[str, str]]:
     noun = "documents" if issubclass(task_class, Language) else "texts"
     general = config.general
     blocks = f"{general.blocks:,} blocks" if general.blocks else "all"
-    is_cached = config.loss.needs_teacher and config.teacher.signals == "cached"
+    is_cached = config.loss.needs_teacher and not config.teacher.online
     bytes_per_text = count_cached_bytes(config, teacher, student, task_class) if is_cached else 0
     steps = config.train.epochs * -(-rows // (config.train.rows * config.train.accumulate))
     duration = "" if config.train.batch_tokens else f", {steps} steps"  # rows aren't encoded yet: lengths are unknown

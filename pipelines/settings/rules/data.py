@@ -212,11 +212,9 @@ SAMPLING_RULES: tuple[Rule | Check, ...] = (
         ("task",),
     ),
     Rule(
-        lambda s, f: (
-            s.sampling.by in ("difficulty", "distance") and (s.teacher.signals != "cached" or not s.loss.computes("kl"))
-        ),
-        "sampling.by {s.sampling.by}: expected cached signals and a kl term, found teacher.signals "
-        "{s.teacher.signals} and loss.kl {s.loss.kl:g}: the teacher's answers are read from the cache",
+        lambda s, f: s.sampling.by in ("difficulty", "distance") and (s.teacher.online or not s.loss.computes("kl")),
+        "sampling.by {s.sampling.by}: expected cached signals (teacher.online false) and loss.kl above 0, found "
+        "{s.teacher.source} ones and {s.loss.kl:g}: the teacher's answers are read from the cache",
     ),
     Rule(
         lambda s, f: s.sampling.by == "distance" and is_on_several(f),

@@ -76,12 +76,12 @@ def check_teacher_segments(f: Facts) -> None:
     """
     s, layout, student = f.settings, f.teacher_layout, f.student_layout
     assert layout is not None
-    is_queried = s.teacher.signals == "online" and s.loss.needs_teacher
-    if layout.cp > 1 and (s.teacher.signals == "cached" or s.teacher.processes):
+    is_queried = s.teacher.online and s.loss.needs_teacher
+    if layout.cp > 1 and (not s.teacher.online or s.teacher.processes):
         apart = s.teacher.processes
-        found = f"teacher.processes {apart}" if apart else "cached, which are those of whole texts"
+        found = f"teacher.processes {apart}" if apart else "false: cached signals are those of whole texts"
         raise InputError(
-            f"teacher.layout {layout}: expected teacher.signals online and teacher.processes 0 with cp, found {found}; "
+            f"teacher.layout {layout}: expected teacher.online true and teacher.processes 0 with cp, found {found}; "
             "use replicated, fsdp, tp or pp"
         )
     if layout.cp > 1 and s.sequences.share:

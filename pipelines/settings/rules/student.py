@@ -22,7 +22,7 @@ ANY_DEPTH = ("uniform", "last", "dynamic", "learned")  # layer maps of students 
 
 def lacks_cached_logits(s: DistillConfig) -> bool:
     """Returns whether the loss needs cached logits that the run has no stage for."""
-    return not ((s.loss.computes("kl") or s.loss.uses_vectors) and s.teacher.signals == "cached")
+    return not ((s.loss.computes("kl") or s.loss.uses_vectors) and not s.teacher.online)
 
 
 def check_norms(facts: Facts) -> None:
@@ -117,7 +117,7 @@ STUDENT_RULES: tuple[Rule | Check, ...] = (
     Rule(
         lambda s, f: s.budget.requested and lacks_cached_logits(s),
         "budget: a pruned student recovers on the teacher's cached logits, so expected loss.kl above 0 and "
-        "teacher.signals cached, found kl {s.loss.kl:g} and {s.teacher.signals}",
+        "teacher.online false, found loss.kl {s.loss.kl:g} and {s.teacher.source} signals",
     ),
     Rule(
         lambda s, f: s.budget.requested and s.loss.computes("attention", "relations"),
@@ -132,7 +132,7 @@ STUDENT_RULES: tuple[Rule | Check, ...] = (
     Rule(
         lambda s, f: s.quantize.scheme and lacks_cached_logits(s),
         "quantize: a quantized student is trained on the teacher's cached logits, so expected loss.kl above 0 and "
-        "teacher.signals cached, found kl {s.loss.kl:g} and {s.teacher.signals}",
+        "teacher.online false, found loss.kl {s.loss.kl:g} and {s.teacher.source} signals",
     ),
     Rule(
         lambda s, f: s.budget.requested and s.prune.embedding_rank and s.budget.uniform,

@@ -46,16 +46,19 @@ def check_stored_part(f: Facts) -> None:
     """Checks that the loss can be computed from the part of a language model's output that is stored."""
     s = f.settings
     stored = default_signal(f.task or "") if s.keep.signals == "auto" else s.keep.signals
-    if f.task in LANGUAGE_TASKS and s.teacher.signals == "cached" and stored != "logits":
+    if f.task in LANGUAGE_TASKS and not s.teacher.online and stored != "logits":
         check_sparse_signals(s.loss, stored)
 
 
-def own_tokenizer_rule(setting: str, expected: str, rejects: Callable[[DistillConfig], object]) -> Rule:
-    """Returns a rule for a student with its own tokenizer."""
+def own_tokenizer_rule(
+    setting: str, expected: str, rejects: Callable[[DistillConfig], object], found: str = ""
+) -> Rule:
+    """Returns a rule for a student with its own tokenizer; `found` describes the setting, by default as its value."""
+    found = found or f"{{s.{setting}}}"
     return Rule(
         lambda s, f: f.own_tokenizer and rejects(s),
-        f"{setting}: expected {expected} for a student with its own tokenizer, found {{s.{setting}}}: token positions "
-        "of teacher and student differ (student {s.student.spec!r})",
+        f"{setting}: expected {expected} for a student with its own tokenizer, found {found}: token positions of "
+        "teacher and student differ (student {s.student.spec!r})",
         ("own_tokenizer",),
     )
 
@@ -68,8 +71,8 @@ TASK_RULES: tuple[Rule | Check, ...] = (
         ("task",),
     ),
     Rule(
-        lambda s, f: s.on_policy.share and s.teacher.signals != "online",
-        "on_policy.share {s.on_policy.share:g}: expected teacher.signals online, found cached: a cache has no signals "
+        lambda s, f: s.on_policy.share and not s.teacher.online,
+        "on_policy.share {s.on_policy.share:g}: expected teacher.online true, found false: a cache has no signals "
         "for sequences that the student generates later",
         ("task",),
     ),
@@ -146,7 +149,7 @@ TEACHER_RULES: tuple[Rule | Check, ...] = (
 
 
 TOKENIZER_RULES: tuple[Rule | Check, ...] = (
-    own_tokenizer_rule("teacher.signals", "online", lambda s: s.teacher.signals != "online"),
+    own_tokenizer_rule("teacher.online", "true", lambda s: not s.teacher.online, found="false"),
     own_tokenizer_rule(
         "loss",
         "kl and ce",

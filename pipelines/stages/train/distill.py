@@ -111,7 +111,7 @@ class StudentTraining:
             "train": training_settings(config, "train"),
             "precision": self.precision,
             "max_length": config.data.max_length,
-            "signals": config.teacher.signals,
+            "signals": config.teacher.source,
         }
         # The name in stage keys is an earlier one of the setting.
         settings |= {"across": vars(config.cross_tokenizer)} if config.task in CROSS_TOKENIZER_TASKS else {}

@@ -144,7 +144,7 @@ def test_another_setting_adds_a_new_result_and_keeps_the_old(finished_run, tmp_p
     assert old in hashes
 
 
-@pytest.mark.parametrize("more", [("--loss.kl", "0", "--loss.ce", "1"), ("--teacher.signals", "online")])
+@pytest.mark.parametrize("more", [("--loss.kl", "0", "--loss.ce", "1"), ("--teacher.online", "true")])
 def test_a_dry_run_without_a_cache_reports_no_cache_size(more, tmp_path, capsys):
     distill.main([*small_run(*make_inputs(tmp_path), tmp_path / "run", *more), "--dry-run", "--predict", "false"])
     message = capsys.readouterr().out

@@ -93,8 +93,8 @@ def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, tokenizer, data_folde
         (("--loss.ramps", '{"temperature": [4, 1]}'), "they are mixed at one temperature"),
         (("--teacher.weights", "[1, 2, 3]"), "teacher.weights: expected 2 numbers above 0"),
         (
-            ("--teacher.signals", "online"),
-            "expected cached signals and no processes with 2 teachers, found signals online",
+            ("--teacher.online", "true"),
+            "and no processes with 2 teachers, found online ones and processes 0",
         ),
     ],
 )

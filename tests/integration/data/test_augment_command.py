@@ -107,7 +107,7 @@ def test_rows_with_the_labels_of_their_originals_train_a_student_without_a_teach
         (("--data.augment", "swap", "--loss.kl", "0", "--loss.ce", "1"), "set augment.labels to row"),
         (("--data.augment", "synonyms", "--augment.lexicon", "/nowhere"), "augment.lexicon: expected a file"),
         (("--sampling.by", "balanced", "--task", "regression"), "sampling.by balanced: expected text-classification"),
-        (("--sampling.by", "distance", "--teacher.signals", "online"), "the teacher's answers are read from the cache"),
+        (("--sampling.by", "distance", "--teacher.online", "true"), "the teacher's answers are read from the cache"),
         (("--sampling.by", "length", "--train.batch_tokens", "64"), "expected batches of rows"),
         (
             ("--sampling.by", "length", "--data.augment", "swap", "--augment.ratio", "1"),

@@ -92,9 +92,9 @@ def test_auto_replicates_models_that_fit_in_memory_and_shards_others(memory, exp
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--teacher.processes", "1"), "expected teacher.signals online, found cached"),
-        (("--teacher.signals", "online", "--teacher.processes", "2"), "expected fewer than the 2 processes"),
-        (("--teacher.signals", "online", "--teacher.processes", "-1"), "expected at least 0"),
+        (("--teacher.processes", "1"), "expected teacher.online true, found false"),
+        (("--teacher.online", "true", "--teacher.processes", "2"), "expected fewer than the 2 processes"),
+        (("--teacher.online", "true", "--teacher.processes", "-1"), "expected at least 0"),
         (("--strategy", "deepspeed_stage_4"), "expected deepspeed_stage_1, 2 or 3"),
         (("--strategy", "deepspeed_stage_2", "--student.layout", "fsdp=2"), "leave one of the two out"),
         (("--student.offload", "true", "--student.layout", "zero1"), "expected student.layout fsdp=N or zero2"),

@@ -62,7 +62,7 @@ def test_two_processes_write_all_stages_and_the_student(undisturbed_run):
 
 @pytest.mark.slow
 def test_a_teacher_on_its_own_process_trains_the_same_student(inputs, tmp_path):
-    online = ("--teacher.signals", "online", "--epochs", "2", "--teacher_train.epochs", "1", "--until", "distill")
+    online = ("--teacher.online", "true", "--epochs", "2", "--teacher_train.epochs", "1", "--until", "distill")
     shared_process = small_run(*inputs, tmp_path / "beside", *online, "--devices", "2")
     own_process = small_run(*inputs, tmp_path / "apart", *online, "--devices", "3", "--teacher.processes", "1")
     run_to_success("distill", shared_process)

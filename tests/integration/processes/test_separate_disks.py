@@ -154,7 +154,7 @@ def test_one_machine_goes_on_alone(store, inputs, layout, expected, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        (("--teacher.processes", "1", "--teacher.signals", "online"), "teacher.processes"),
+        (("--teacher.processes", "1", "--teacher.online", "true"), "teacher.processes"),
         (("--strategy", "deepspeed"), "strategy"),
     ],
 )

@@ -305,7 +305,7 @@ def test_newly_built_students_count_as_untrained(spec, rank, untrained, tmp_path
         ((), "budget: expected a --speedup such as 10"),
         (("--speedup", "4", "--latency-ms", "2"), "found speedup and latency_ms: all but one"),
         (("--texts-per-second", "900", "--budget.length", "16,5000"), "budget.length: expected at most 64 tokens"),
-        (("--speedup", "4", "--teacher.signals", "online"), "recovers on the teacher's cached logits"),
+        (("--speedup", "4", "--teacher.online", "true"), "recovers on the teacher's cached logits"),
         (("--speedup", "4", "--max-bytes", "10 potatoes"), "expected a size such as 10MB"),
         (
             ("--speedup", "4", "--budget.length", "5000"),

@@ -89,7 +89,7 @@ def test_the_error_of_the_failed_process_is_the_last_line(inputs, tmp_path):
 
 def test_a_teacher_on_separate_processes_stops_after_the_checkpoint(inputs, tmp_path):
     output = tmp_path / "run"
-    options = ("--devices", "2", "--teacher.processes", "1", "--teacher.signals", "online", "--epochs", "20")
+    options = ("--devices", "2", "--teacher.processes", "1", "--teacher.online", "true", "--epochs", "20")
     options = (*options, "--teacher_train.epochs", "1", "--until", "distill", *RESTARTS)
     running = Running.of("distill", small_run(*inputs, output, *options, "--train.checkpoint_every", "1000"))
     running.wait_for_line(EPOCH)

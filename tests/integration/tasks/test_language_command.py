@@ -84,10 +84,10 @@ def test_a_decoder_student_is_trained_exported_and_scored(tokenizer, books, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signals", ["cached", "online"])
-def test_a_decoder_student_is_trained_in_windows_of_a_document(signals, tokenizer, books, tmp_path):
+@pytest.mark.parametrize("online", ["false", "true"])
+def test_a_decoder_student_is_trained_in_windows_of_a_document(online, tokenizer, books, tmp_path):
     teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
-    windows = ("--train.backward_window", "8", "--teacher_train.backward_window", "12", "--teacher.signals", signals)
+    windows = ("--train.backward_window", "8", "--teacher_train.backward_window", "12", "--teacher.online", online)
     memory = ("--train.checkpointing", "full", "--train.offload", "activations")
     loss = ("--loss.ce", "0.5", "--temperature", "1", "--export", "huggingface")
     run_to_success("distill", small_run(teacher, books, output, *TRAINED, *windows, *memory, *loss))
@@ -121,7 +121,7 @@ def chats(tmp_path):
 def test_an_on_policy_chat_student_is_trained_exported_and_scored(chats, tmp_path):
     tokenizer = word_tokenizer(eos_token="[SEP]")
     teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
-    options = ("--on_policy.share", "0.5", "--on_policy.new_tokens", "4", "--teacher.signals", "online")
+    options = ("--on_policy.share", "0.5", "--on_policy.new_tokens", "4", "--teacher.online", "true")
     more = ("--chat.template", str(tmp_path / "chatml.jinja"), "--temperature", "1", "--machine.log_every", "5")
     message = run_to_success("distill", small_run(teacher, chats, output, *TRAINED, *options, *more))
     assert "task: chat (column messages, and the teacher's language-modelling head)" in message
@@ -259,7 +259,7 @@ def teacher_and_student_with_other_vocabularies(tmp_path) -> tuple[Path, Path, P
 def test_a_decoder_with_another_vocabulary_learns_from_its_teacher(tmp_path):
     teacher, student, texts = teacher_and_student_with_other_vocabularies(tmp_path)
     output = tmp_path / "run"
-    arguments = ("--student", str(student), "--teacher.signals", "online", "--loss.ce", "0.2", "--temperature", "1")
+    arguments = ("--student", str(student), "--teacher.online", "true", "--loss.ce", "0.2", "--temperature", "1")
     run_to_success("distill", small_run(teacher, texts, output, *TRAINED, *arguments))
     scores = scores_of(output)
     assert scores["student", "pytorch"]["token accuracy"] > 0.3
@@ -293,7 +293,7 @@ def test_a_masked_student_with_another_vocabulary_learns_from_its_teacher(tmp_pa
     teacher, student, texts = masked_models_with_other_vocabularies(tmp_path)
     output, arguments = (
         tmp_path / "run",
-        ("--student", str(student), "--teacher.signals", "online", "--temperature", "1"),
+        ("--student", str(student), "--teacher.online", "true", "--temperature", "1"),
     )
     message = run_to_success("distill", small_run(teacher, texts, output, *TRAINED, *arguments))
     assert "task: masked-lm (txt files, and the teacher's language-modelling head)" in message
@@ -310,15 +310,15 @@ def test_a_masked_student_with_another_vocabulary_learns_from_its_teacher(tmp_pa
 def test_invalid_settings_for_a_student_with_another_vocabulary_are_rejected(make, tmp_path, monkeypatch, capsys):
     teacher, student, texts = make(tmp_path)
     for more, message in (
-        ((), "teacher.signals: expected online"),
-        (("--teacher.signals", "online", "--loss.hidden", "1"), "loss: expected kl and ce"),
-        (("--teacher.signals", "online", "--data.max_length", "3"), "expected at least"),
+        ((), "teacher.online: expected true"),
+        (("--teacher.online", "true", "--loss.hidden", "1"), "loss: expected kl and ce"),
+        (("--teacher.online", "true", "--data.max_length", "3"), "expected at least"),
         (
-            ("--teacher.signals", "online", "--temperature", "4"),
+            ("--teacher.online", "true", "--temperature", "4"),
             "cross_tokenizer.temperature softens both distributions",
         ),
         (
-            ("--teacher.signals", "online", "--cross_tokenizer.kind", "sorted"),
+            ("--teacher.online", "true", "--cross_tokenizer.kind", "sorted"),
             "cross_tokenizer.kind sorted: expected loss.ce above 0, found 0",
         ),
     ):
@@ -332,7 +332,7 @@ def test_a_student_without_a_mask_token_is_rejected_before_the_data_stage(tmp_pa
     maskless_tokenizer = byte_level(size=300)
     vocabulary = {"vocab_size": len(maskless_tokenizer), "pad_token_id": maskless_tokenizer.pad_token_id}
     student = saved(build_model("roberta", "ForMaskedLM", **vocabulary), maskless_tokenizer, tmp_path / "unmasked")
-    arguments = small_run(teacher, texts, tmp_path / "run", "--student", str(student), "--teacher.signals", "online")
+    arguments = small_run(teacher, texts, tmp_path / "run", "--student", str(student), "--teacher.online", "true")
     assert "expected a mask token, found none" in rejection_of(distill, arguments, monkeypatch, capsys)
     assert not (tmp_path / "run" / "data").exists()
 
@@ -380,8 +380,8 @@ def test_prompts_and_new_tokens_beyond_the_positions_are_rejected_in_a_dry_run(
     options = (
         "--on_policy.share",
         "0.5",
-        "--teacher.signals",
-        "online",
+        "--teacher.online",
+        "true",
         "--on_policy.new_tokens",
         "60",
         "--dry-run",
@@ -408,7 +408,7 @@ def test_packed_documents_are_cached_once_for_each_masking_pass(masked_teacher, 
 
 
 @pytest.mark.parametrize(
-    "more", [("--keep.signals", "logits"), ("--teacher.signals", "online"), ("--loss.kl", "0", "--loss.hidden", "1")]
+    "more", [("--keep.signals", "logits"), ("--teacher.online", "true"), ("--loss.kl", "0", "--loss.hidden", "1")]
 )
 def test_a_loss_that_the_signals_support_is_accepted(more, masked_teacher, books, tmp_path):
     arguments = small_run(

@@ -126,7 +126,7 @@ def train(rank: int, processes: int, job: Training, layout: str) -> dict[str, An
     if world.is_teacher:
         assert job.teacher is not None
         settings = DistillConfig(
-            str(job.folder), TeacherConfig(str(job.teacher), signals="online", processes=job.teachers),
+            str(job.folder), TeacherConfig(str(job.teacher), online=True, processes=job.teachers),
             student=StudentConfig("layers=4"), data=DataConfig("unread"), loss=job.loss,
         )  # fmt: skip
         layouts = Layouts(parse_layout(job.teacher_layout, job.teachers), Layout(), Layout())

@@ -89,7 +89,7 @@ def test_a_segment_takes_a_share_of_the_activations_and_logits_and_waits_for_hea
 
 def test_segments_of_a_teacher_that_computes_in_every_step_are_those_of_the_student():
     workload, node = describe("causal-lm", LLAMA, loss=LossConfig(kl=1, temperature=1.0)), replace(FOUR, nodes=1)
-    online = replace(workload, settings=replace(workload.settings, teacher=TeacherConfig("t", signals="online")))
+    online = replace(workload, settings=replace(workload.settings, teacher=TeacherConfig("t", online=True)))
     tracer, layouts = LayoutTracer(online, node), [Layout(dp=2), Layout(cp=2)]
     teachers, students = tracer.trace_teachers(layouts), tracer.trace_students(layouts, online=True)
     assert not any(choice.rejection for choice in (*teachers, *students))

@@ -49,7 +49,7 @@ def test_on_policy_training_is_rejected_with_a_budget():
     settings = replace(
         settings_with("--machine.memory", "8GB"),
         on_policy=OnPolicyConfig(share=0.5),
-        teacher=TeacherConfig(model="t", signals="online"),
+        teacher=TeacherConfig(model="t", online=True),
     )
     with pytest.raises(InputError, match="found sequences that the student generates"):
         check(settings, "", 1)

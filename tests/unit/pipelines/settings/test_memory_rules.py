@@ -120,7 +120,7 @@ def test_packed_rows_are_rejected_beside_a_backward_window():
 
 
 def test_a_student_with_its_own_tokenizer_is_rejected_beside_a_backward_window():
-    settings = settings_of(train=WINDOW, teacher=TeacherConfig("unread", signals="online"), loss=LossConfig(kl=1))
+    settings = settings_of(train=WINDOW, teacher=TeacherConfig("unread", online=True), loss=LossConfig(kl=1))
     facts = Facts(settings, 1, task="causal-lm", own_tokenizer=True)
     assert read_rejection(facts).startswith("train.backward_window: expected 0 for a student with its own tokenizer")
 

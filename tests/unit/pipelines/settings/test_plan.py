@@ -51,7 +51,7 @@ def plan_for(inputs: Path, output: Path, *arguments: str) -> RunPlan:
     "arguments",
     [
         ("--student", "layers=1"),
-        ("--student", "layers=1", "--teacher.signals", "online"),
+        ("--student", "layers=1", "--teacher.online", "true"),
         ("--student", "layers=1", "--precision", "auto"),
         ("--student", "layers=1", "--until", "cache"),
         ("--student", "layers=1", "--teacher.additional", '["{inputs}/teacher"]'),

@@ -22,7 +22,7 @@ from pipelines.settings.rules.segments import check_student_segments
 from pipelines.settings.rules.table import check_rules
 
 TWO, WHOLE = Layout(cp=2), Layout(dp=2)
-ONLINE = TeacherConfig("unread", signals="online")
+ONLINE = TeacherConfig("unread", online=True)
 
 
 def facts_of(
@@ -80,7 +80,7 @@ def test_settings_that_need_whole_rows_are_rejected_with_segments(parts, message
 @pytest.mark.parametrize(
     ("student", "teacher", "parts", "message"),
     [
-        (TWO, TWO, {}, r"teacher.layout cp=2: expected teacher.signals online .* found cached"),
+        (TWO, TWO, {}, r"teacher.layout cp=2: expected teacher.online true .* found false"),
         (
             WHOLE,
             TWO,

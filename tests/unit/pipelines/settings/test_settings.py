@@ -300,7 +300,7 @@ REJECTIONS = [
         "student.layout cp=2: expected mas",
     ),
     (
-        ("--teacher.signals", "online", "--teacher.processes", "3"),
+        ("--teacher.online", "true", "--teacher.processes", "3"),
         "teacher.processes 3: expected fewer than the 1 processes",
     ),
     (("--student.offload",), "student.offload: expected student.layout fsdp=N or zero2"),
