@@ -9,6 +9,7 @@ import numpy as np
 
 from compress.measure.interval import MIN_BLOCKS
 from compress.measure.latency import TEXTS_PER_TURN, Latency, Name, TimedInputs, ignore_calls, summarize_times
+from compress.measure.process import TimingProcess
 
 MAX_GROWTH = 8  # times the smallest number of blocks
 
@@ -67,7 +68,7 @@ class TimedGroup(Generic[Name]):
 
 
 def time_blocks(
-    time_rounds: Callable[..., dict[Name, np.ndarray]],
+    process: TimingProcess[Name],
     groups: Sequence[TimedGroup[Name]],
     draw: Callable[[int], Mapping[Name, Sequence[TimedInputs]]],
     effort: Effort,
@@ -76,15 +77,16 @@ def time_blocks(
 ) -> dict[Name, BlockTimes]:
     """Times all models block by block; those of a settled group are left out of further blocks.
 
-    Models alternate on a block. The next block has other texts and comes later:
-    blocks differ as the texts of the data do, and as the machine does from minute to minute.
+    Models alternate on a block. The next block has other texts, comes later, and the models are opened again for it if
+    that takes little time: blocks differ as the texts of the data do, as the machine does from minute to minute, and as
+    the places of weights in memory do.
 
     Args:
-        time_rounds: Times the models of the inputs, as `compress.measure.process.TimingProcess.time_rounds` does.
+        process: The process, with the models open.
         groups: Each model's group.
         draw: Returns the inputs of a block by its number.
         effort: Least and most blocks.
-        on_calls: As of `time_rounds`.
+        on_calls: As of `compress.measure.latency.time_rounds`.
 
     Returns:
         Name -> times.
@@ -98,7 +100,9 @@ def time_blocks(
                 break
         names = [name for each in unsettled for name in each.names]
         inputs = draw(number)
-        times = time_rounds({name: inputs[name] for name in names}, rounds=effort.rounds, on_calls=on_calls)
+        if number:
+            process.reopen_models()
+        times = process.time_rounds({name: inputs[name] for name in names}, rounds=effort.rounds, on_calls=on_calls)
         for name in names:
             block_times[name].times.append(times[name])
             block_times[name].inputs += inputs[name]

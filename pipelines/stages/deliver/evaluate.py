@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from distill.tasks.task import Task
 
 
-VERSION = 4  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 5  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 def evaluate_stage(

@@ -68,7 +68,7 @@ def time_models(
 
     calls = (effort.rounds + 1) * effort.size // conditions.batch * sum(len(each.names) for each in groups)
     with run.console.track(label, effort.max_blocks * calls, CALLS) as advance:
-        return time_blocks(process.time_rounds, groups, draw, effort, on_calls=advance)
+        return time_blocks(process, groups, draw, effort, on_calls=advance)
 
 
 def estimate_entry(estimate: Estimate) -> EstimateEntry:

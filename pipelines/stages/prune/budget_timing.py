@@ -1,6 +1,6 @@
 """Models built for timing under a budget: exported for its runtime and precision, with representative texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from compress.export.common.targets import ExportTarget
 from compress.export.runtimes import build_opener
 from compress.export.write import write_targets
 from compress.measure.latency import Latency, TimedInputs, summarize_times
-from compress.measure.process import Opener, open_timing_process
+from compress.measure.process import Opener, TimingProcess, open_timing_process
 from compress.prune.budget import Budget
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.model import quantize_model
@@ -31,6 +31,7 @@ from pipelines.stages.prepare.compared_texts import measure_lengths, select_text
 TEXTS, MIN_CALLS = 64, 4  # texts that are timed, unless they would be fewer calls
 MOST_SECONDS = 60  # seconds of a measurement, unless it would have fewer rounds than LEAST_ROUNDS: texts may be long
 LEAST_ROUNDS = 10
+MOST_OPENINGS, ROUNDS_OF_OPENING = 5, 4  # times that models are opened at most, and the fewest rounds of each
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def time_together(
         budget: The threads they run on.
         length: A length of the budget.
         rounds: Maximum number of runs of each model on each text, see `limit_rounds`; another one, before them, isn't
-            counted.
+            counted. The models are opened again several times meanwhile.
         console: Shows the progress.
         label: What is timed.
 
@@ -145,10 +146,28 @@ def time_together(
         warmup = process.time_rounds(inputs, rounds=1, warmup=0)
         rounds = limit_rounds(rounds, sum(float(each.sum()) for each in warmup.values()) / 1e3)
         with console.track(label, rounds * calls * len(models), CALLS) as advance:
-            times = process.time_rounds(inputs, rounds=rounds, warmup=0, on_calls=advance)
+            times = time_openings(process, inputs, rounds, advance)
     if load := describe_load(process.processors.share):
         console.say(f"  {label}: {load}")
     return {name: summarize_times(each, inputs[name], budget.threads) for name, each in times.items()}
+
+
+def time_openings(
+    process: TimingProcess[str],
+    inputs: Mapping[str, Sequence[TimedInputs]],
+    rounds: int,
+    on_calls: Callable[[int], None],
+) -> dict[str, np.ndarray]:
+    """Divides the rounds among several openings of the models; returns milliseconds [rounds of one, openings x inputs].
+
+    So a text counts once for each opening, with its fastest call: models are slower in one opening than in another.
+    """
+    count, parts = max(1, min(MOST_OPENINGS, rounds // ROUNDS_OF_OPENING)), []
+    for number in range(count):
+        if number:
+            process.reopen_models()
+        parts.append(process.time_rounds(inputs, rounds=rounds // count, warmup=0, on_calls=on_calls))
+    return {name: np.concatenate([part[name] for part in parts], axis=1) for name in inputs}
 
 
 def limit_rounds(rounds: int, seconds: float) -> int:

@@ -24,7 +24,7 @@ from pipelines.stages.prune.budget_timing import TimedModel, draw_texts, time_to
 from pipelines.stages.prune.deployed_models import build_timed_student, build_timed_teacher, rounding_key
 from pipelines.stages.prune.start import find_prunable_axes
 
-VERSION = 5  # of the algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 6  # of the algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, start: Artefact) -> Artefact:

@@ -36,7 +36,7 @@ from pipelines.stages.train.recovery_rate import RULE
 from pipelines.stages.train.student_start import SHAPE
 from pipelines.stages.train.training_inputs import open_cached_signals
 
-VERSION = 11  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+VERSION = 12  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 TOO_LARGE_VERSION = 2  # of what follows a shape whose files are too large; 1 tried no others
 MEASURED = ("speedup", "pooled_speedup", "best_ms", "teacher_ms", "bytes")  # of the last measurement
 COMPARED_SAMPLES = 2048  # of the validation split, by which the trials are compared: all candidates on the same ones

@@ -363,7 +363,7 @@ def predict_latencies(openers: Mapping[str, Opener], threads: int) -> Iterator[S
     def time_rounds(inputs, *, rounds, **rest) -> dict[str, np.ndarray]:
         return {n: np.full((rounds, len(each)), COSTS.predict(sizes_in(models[n]))) for n, each in inputs.items()}
 
-    yield SimpleNamespace(time_rounds=time_rounds, processors=ProcessorSeconds())
+    yield SimpleNamespace(time_rounds=time_rounds, processors=ProcessorSeconds(), reopen_models=lambda: None)
 
 
 def sizes_in(model: PreTrainedModel) -> ModelSizes:

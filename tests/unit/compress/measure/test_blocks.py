@@ -1,15 +1,14 @@
 """Tests timing in blocks: who takes part in which block, and when it ends."""
 
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
 
 from compress.measure.blocks import MAX_GROWTH, BlockTimes, Effort, TimedGroup, time_blocks
 from compress.measure.interval import MIN_BLOCKS
-from compress.measure.latency import TEXTS_PER_TURN, time_rounds
+from compress.measure.latency import TEXTS_PER_TURN
+from support.timing import TimerHere
 
 EFFORT = Effort(rounds=2, size=3, min_blocks=2, max_blocks=5, seconds=60.0)
 
@@ -31,8 +30,8 @@ class Recorder:
 
         return run
 
-    def timer(self) -> Callable[..., dict[str, np.ndarray]]:
-        return partial(time_rounds, {name: self.runner(name) for name in self.blocks})
+    def timer(self) -> TimerHere:
+        return TimerHere({name: self.runner(name) for name in self.blocks})
 
 
 def never(times) -> bool:
@@ -56,7 +55,9 @@ def test_a_settled_group_takes_no_part_in_further_blocks():
 
 
 def test_unsettled_groups_are_timed_to_the_limit_of_blocks():
-    timings = time_blocks(Recorder().timer(), [TimedGroup(("teacher", "student", "other"), never)], draw, EFFORT)
+    timer = Recorder().timer()
+    timings = time_blocks(timer, [TimedGroup(("teacher", "student", "other"), never)], draw, EFFORT)
+    assert timer.openings == EFFORT.max_blocks
     assert all(each.fastest.shape == (EFFORT.max_blocks, 3) for each in timings.values())
 
 

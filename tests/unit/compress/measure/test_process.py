@@ -72,6 +72,19 @@ def test_readers_of_checkpoints_that_this_process_registered_are_known_there(tmp
             pass
 
 
+def test_models_are_opened_again_while_that_takes_little_of_the_time():
+    """A sleep of 0.3 s stands for the opening of a model."""
+    opener = partial(eval, "(__import__('time').sleep(0.3), __import__('time').sleep)[1]")
+    with open_timing_process({"sleep": opener}, threads=1) as process:
+        once = process.opening
+        process.time_rounds({"sleep": [0.1]}, rounds=1, warmup=0)
+        process.reopen_models()
+        assert process.opening == once
+        process.time_rounds({"sleep": [0.1] * 12}, rounds=1, warmup=0)
+        process.reopen_models()
+    assert process.opening > once + 0.3
+
+
 def test_a_model_that_fails_is_reported_with_its_error():
     with open_timing_process({"one": partial(attrgetter, "no_such_attribute")}, threads=1) as process:
         with pytest.raises(TimingError, match="no attribute 'no_such_attribute'"):

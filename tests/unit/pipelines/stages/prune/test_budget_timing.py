@@ -14,6 +14,7 @@ from pipelines.runs.console import Console
 from pipelines.stages.prune import budget_timing
 from pipelines.stages.prune.budget_timing import (
     LEAST_ROUNDS,
+    MOST_OPENINGS,
     MOST_SECONDS,
     TimedModel,
     draw_texts,
@@ -21,28 +22,30 @@ from pipelines.stages.prune.budget_timing import (
     time_together,
 )
 from support.clock import Clock
-from support.timing import time_here
+from support.timing import TimerHere
 from support.tiny_models import make_rows
 
 TEXTS = [{"input_ids": np.ones((1, 5), np.int64)}] * 8
 
 
 @pytest.mark.parametrize(
-    ("requested", "teacher_seconds", "timed"),
-    [(60, 0.001, 60), (60, 0.4, 15), (60, 3.0, LEAST_ROUNDS), (4, 3.0, 4)],
+    ("requested", "teacher_seconds", "timed", "openings"),
+    [(60, 0.001, 60, MOST_OPENINGS), (60, 0.4, 15, 3), (60, 3.0, LEAST_ROUNDS, 2), (4, 3.0, 4, 1)],
     ids=["short texts", "long texts", "very long texts", "few rounds requested"],
 )
 def test_long_texts_are_timed_less_often(
-    requested: int, teacher_seconds: float, timed: int, monkeypatch: pytest.MonkeyPatch
+    requested: int, teacher_seconds: float, timed: int, openings: int, monkeypatch: pytest.MonkeyPatch
 ):
     clock = Clock()
     monkeypatch.setattr(latency, "time", clock)
     shares = {"teacher": 1, "student": 0.25}
     runners = {name: lambda _, share=share: clock.work(share * teacher_seconds) for name, share in shares.items()}
-    monkeypatch.setattr(budget_timing, "open_timing_process", lambda *_: time_here(runners))
+    timer = TimerHere(runners)
+    monkeypatch.setattr(budget_timing, "open_timing_process", lambda *_: timer)
     models = dict.fromkeys(shares, TimedModel(ExportTarget("onnxruntime"), Path("no-files"), {0: TEXTS}))
     found = time_together(models, Budget(speedup="4"), 0, requested, Console(quiet=True), "timing")
     assert {name: each.repeats for name, each in found.items()} == dict.fromkeys(models, timed * len(TEXTS))
+    assert timer.openings == openings
     assert found["student"].best_ms == pytest.approx(250 * teacher_seconds)
 
 
