@@ -5,18 +5,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from compress.export.common.quiet import quiet
 from compress.export.common.targets import ExportTarget, find_target
 from distill.checkpoint.readers import CHECKPOINT_READERS
 
 
 def build_opener(target: ExportTarget, folder: Path, threads: int) -> Callable[[], Any]:
-    """Returns a function that opens an artefact as `open_export` does, also after it was sent to a fresh process."""
+    """Returns a function that opens an artefact silently, as `open_export` does, also after being sent to a process."""
     return partial(_open_with_readers, dict(CHECKPOINT_READERS), target, folder, threads)
 
 
 def _open_with_readers(readers: Mapping[str, str], target: ExportTarget, folder: Path, threads: int) -> Any:
     CHECKPOINT_READERS.update(readers)
-    return open_export(target, folder, threads)
+    with quiet():  # libraries that are imported now warn, such as of missing GPUs
+        return open_export(target, folder, threads)
 
 
 def open_export(target: ExportTarget | str, folder: Path, threads: int) -> Any:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from compress.errors import TimingError
-from compress.export.common.huggingface import TorchModel
 from compress.export.common.targets import find_target
 from compress.export.runtimes import build_opener
 from compress.measure.latency import TEXTS_PER_TURN
@@ -46,7 +45,7 @@ def test_a_runtime_without_pytorch_is_timed_in_a_process_without_it():
             process.time_rounds({"one": TEXTS}, rounds=1)
 
 
-def test_a_checkpoint_is_timed_with_the_requested_threads(tmp_path):
+def test_a_checkpoint_is_timed_silently_with_the_requested_threads(tmp_path, capfd):
     save_model_folder(build_model("bert"), tmp_path / "huggingface")
     threads = torch.get_num_threads() + 1
     read_threads = partial(eval, f"lambda inputs: 1 / (__import__('torch').get_num_threads() == {threads})")
@@ -55,11 +54,12 @@ def test_a_checkpoint_is_timed_with_the_requested_threads(tmp_path):
     )
     texts = [{"input_ids": np.ones((1, 4), np.int64), "attention_mask": np.ones((1, 4), np.int64)}]
     texts[0]["token_type_ids"] = texts[0]["input_ids"] * 0
-    model = partial(TorchModel, tmp_path / "huggingface")
-    openers = {"threads": read_threads, "setting": read_setting, "model": model}
+    model = build_opener(find_target("huggingface"), tmp_path / "huggingface", threads)
+    openers = {"model": model, "threads": read_threads, "setting": read_setting}
     with open_timing_process(openers, threads) as process:
         times = process.time_rounds(dict.fromkeys(openers, texts), rounds=1)
     assert set(times) == set(openers)
+    assert "".join(capfd.readouterr()) == ""
 
 
 def test_readers_of_checkpoints_that_this_process_registered_are_known_there(tmp_path, monkeypatch):
