@@ -30,7 +30,11 @@ Opener: TypeAlias = Callable[[], Runner[Any]]
 OPENING = 0.5  # seconds of opening models again that are worth a second of timing
 OPEN, TIME = "open", "time"  # requests
 OPENED, CALLS, TIMES, FAILED = "opened", "calls", "times", "failed"  # kinds of answers
-THREADS = "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"  # read by numpy's libraries when they are loaded
+NUMPY_THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+)  # read by numpy's libraries when they are loaded
 
 
 class TimingProcess(Generic[Name]):
@@ -138,7 +142,7 @@ def open_timing_process(openers: Mapping[Name, Opener], threads: int) -> Iterato
     """
     connection, other = Pipe()
     command = [sys.executable, "-m", __name__, str(other.fileno())]
-    environment = os.environ | (dict.fromkeys(THREADS, str(threads)) if threads else {})
+    environment = os.environ | (dict.fromkeys(NUMPY_THREADS, str(threads)) if threads else {})
     with (
         connection,
         subprocess.Popen(command, pass_fds=[other.fileno()], env=environment) as process,  # noqa: S603 - this module
