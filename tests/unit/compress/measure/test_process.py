@@ -56,6 +56,7 @@ def test_a_checkpoint_is_timed_silently_with_the_requested_threads(tmp_path, cap
     texts[0]["token_type_ids"] = texts[0]["input_ids"] * 0
     model = build_opener(find_target("huggingface"), tmp_path / "huggingface", threads)
     openers = {"model": model, "threads": read_threads, "setting": read_setting}
+    capfd.readouterr()  # what libraries printed when this process imported them
     with open_timing_process(openers, threads) as process:
         times = process.time_rounds(dict.fromkeys(openers, texts), rounds=1)
     assert set(times) == set(openers)
