@@ -27,14 +27,11 @@ from compress.subprocesses import end_with_parent, signal_name
 
 # Opens a model; it is pickled, so it must be a function of a module, or a functools.partial of one.
 Opener: TypeAlias = Callable[[], Runner[Any]]
-OPENING = 0.5  # seconds of opening models again that are worth a second of timing
+MAX_OPENING = 0.5  # seconds spent on opening models per second of timing, beyond which they stay open
 OPEN, TIME = "open", "time"  # requests
 OPENED, CALLS, TIMES, FAILED = "opened", "calls", "times", "failed"  # kinds of answers
-NUMPY_THREADS = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-)  # read by numpy's libraries when they are loaded
+# Numbers of threads that numpy's libraries read when they are loaded.
+NUMPY_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class TimingProcess(Generic[Name]):
@@ -84,7 +81,7 @@ class TimingProcess(Generic[Name]):
         self.opening += time.perf_counter() - start
 
     def reopen_models(self) -> None:
-        """Opens all models again, unless opening has taken more than OPENING of the time of timing.
+        """Opens all models again, unless opening has taken more than MAX_OPENING of the time of timing.
 
         Where a model's weights lie in memory differs from one opening to the next, and with it the latency: that of a
         model of 92 MB by up to 8 %.
@@ -92,7 +89,7 @@ class TimingProcess(Generic[Name]):
         Raises:
             TimingError: A model can't be opened, or the process is killed.
         """
-        if self.opening <= OPENING * self.timing:
+        if self.opening <= MAX_OPENING * self.timing:
             self.open_models()
 
     def send(self, request: object) -> None:

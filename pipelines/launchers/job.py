@@ -26,7 +26,7 @@ class ClusterJob:
     Args:
         module: Module of the command, such as pipelines.distill.
         arguments: Its arguments.
-        config: The nodes, and what the launcher is told about them.
+        config: The nodes and the settings of the launcher.
     """
 
     module: str

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.runs.background import run_in_background
 from pipelines.runs.cli import describe_error
 from pipelines.runs.console import print_error
 from pipelines.runs.files import write_json
@@ -118,9 +119,8 @@ def name_storage(output: Path) -> Path:
 @contextmanager
 def print_file(file: Path) -> Iterator[None]:
     """Prints what is written to a file, line by line as it grows, until the end of the block."""
-    is_over = threading.Event()
 
-    def follow() -> None:
+    def follow(is_over: threading.Event) -> None:
         position = 0
         while True:
             ends = is_over.is_set()  # before the last look
@@ -134,13 +134,8 @@ def print_file(file: Path) -> Iterator[None]:
                 return
             time.sleep(FOLLOW_SECONDS)
 
-    thread = threading.Thread(target=follow, name="ray output", daemon=True)
-    thread.start()
-    try:
+    with run_in_background(follow, "ray output"):
         yield
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def uses_gpus(accelerator: str) -> bool:

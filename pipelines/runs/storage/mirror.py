@@ -21,6 +21,7 @@ from uuid import uuid4
 
 from distill.checkpoint.digest import hash_file
 from distill.errors import InputError
+from pipelines.runs.background import run_in_background
 from pipelines.runs.console import Console, print_error
 from pipelines.runs.files import write_json
 from pipelines.runs.manifest import MANIFEST
@@ -110,14 +111,10 @@ class Mirror:
     @contextmanager
     def keep_pushed(self) -> Iterator[None]:
         """Pushes finished stages and new checkpoints during the block, and everything at its end, however it ends."""
-        is_over = threading.Event()
-        thread = threading.Thread(target=self._push_until, args=(is_over,), name="output", daemon=True)
-        thread.start()
         try:
-            yield
+            with run_in_background(self._push_until, "output"):
+                yield
         finally:
-            is_over.set()
-            thread.join()
             self.push()
             self.console.say(f"  output: {self.remote.url}, and here {self.folder}")
 

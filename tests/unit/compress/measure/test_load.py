@@ -16,7 +16,7 @@ from support.clock import Clock
 
 
 def write_stat(file: Path, busy: int, idle: int) -> None:
-    """Writes ticks of 10 ms, of which an eighth each is the kernel's own and stolen by other machines on the host."""
+    """Writes a line of ticks; an eighth of the busy ones each are system, interrupt and steal time."""
     part = busy // 8
     file.write_text(f"cpu  {busy - 3 * part} 0 {part} {idle} 99 {part} 0 {part} 7 7\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
 
